@@ -1,0 +1,1 @@
+"""jaxllm: an LLM inference engine for JAX."""

@@ -1,0 +1,1 @@
+"""Where weights come from: folders, hub, GGUF, Orbax, random."""

@@ -1,0 +1,1 @@
+"""Token side: requests, block pool, prefix cache, scheduler, core. Python and numpy; no JAX."""

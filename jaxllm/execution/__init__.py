@@ -1,0 +1,1 @@
+"""Device side: buckets, batch packing, step programs, sampler, memory sizing, mesh."""

@@ -1,0 +1,1 @@
+"""Flax NNX model definitions, one decoder file per family, and their registry."""

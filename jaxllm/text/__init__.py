@@ -1,0 +1,1 @@
+"""Text side: tokenizer, chat template, incremental detokenizer. Never sees blocks."""

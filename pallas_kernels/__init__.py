@@ -1,0 +1,1 @@
+"""Attention and matrix kernels for GPUs and CPUs. Imports nothing of jaxllm."""

@@ -1,0 +1,1 @@
+"""Ragged paged attention: one contract, several implementations, one oracle."""
