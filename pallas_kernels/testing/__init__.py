@@ -1,0 +1,3 @@
+"""What tests, benchmarks and reports of the kernels share: batches, interpreters, compiles without
+a device.
+"""
