@@ -127,7 +127,7 @@ def select_impl(
         return impl
     if platform is None:
         platform, compute_capability = _target()
-    reasons = []
+    reasons: list[str] = []
     for name in _candidates(platform, compute_capability):
         reason = _reason_missing(name) or (case and get_implementation(name).refusal(case))
         if reason is None:
