@@ -1,0 +1,155 @@
+"""Request: one sequence on its way through the engine, as tokens."""
+
+import enum
+import itertools
+import time
+
+from jaxllm.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended; the values are the ones clients see."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+_arrival_order = itertools.count()
+
+
+class Request:
+    """Tokens, progress and blocks of one sequence.
+
+    Attributes:
+      token_ids: prompt, then every sampled token the host knows of.
+      num_in_flight: tokens sampled by dispatched steps whose results are not on the host yet.
+      num_computed_tokens: leading tokens whose K/V is in the pool, or will be when the steps
+        dispatched so far have run.
+      block_ids: pool blocks in sequence order; block i holds tokens i * block_size onward.
+      block_hashes: hash of every full block of token_ids, as far as computed.
+      num_registered_blocks: leading blocks already offered to the prefix cache.
+      slot: the request's row on the device while it runs, else -1.
+      token_on_device: the newest token was sampled into the slot, so the next step reads it
+        there.
+      num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "block_ids",
+        "cache_salt",
+        "eos_token_ids",
+        "finish_reason",
+        "first_scheduled_time",
+        "first_token_time",
+        "key",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_in_flight",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "order",
+        "params",
+        "priority",
+        "request_id",
+        "seed",
+        "slot",
+        "status",
+        "stop_ids",
+        "stop_reason",
+        "token_ids",
+        "token_on_device",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        seed: int = 0,
+        eos_token_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ):
+        self.request_id = request_id
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.params = params
+        self.seed = seed
+        self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset(params.stop_token_ids)
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        self.order = next(_arrival_order)
+        self.key = (priority, self.arrival_time, self.order)
+        max_new = max_model_len if params.max_tokens is None else params.max_tokens
+        self.max_total_tokens = min(self.num_prompt_tokens + max_new, max_model_len)
+
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_in_flight = 0
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_registered_blocks = 0
+        self.slot = -1
+        self.token_on_device = False
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known to the host."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Records a sampled token and says whether it ends the request.
+
+        An end-of-sequence token wins over a stop id, and both over the length limit.
+        """
+        self.token_ids.append(token_id)
+        if token_id in self.eos_token_ids:
+            return FinishReason.STOP
+        if token_id in self.stop_ids:
+            self.stop_reason = token_id
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.status.value}, {self.num_prompt_tokens}+"
+            f"{self.num_output_tokens} tokens, computed {self.num_computed_tokens})"
+        )

@@ -1,0 +1,96 @@
+"""Ahead-of-time compilation: the persistent cache, the threads, and a count of what compiled."""
+
+import dataclasses
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+
+
+@dataclasses.dataclass(slots=True)
+class CompileCounts:
+    """Programs handed to the backend since the process began, and how many the cache had."""
+
+    requested: int = 0
+    cache_hits: int = 0
+
+    @property
+    def compiled(self) -> int:
+        return self.requested - self.cache_hits
+
+
+@functools.cache
+def compile_counts() -> CompileCounts:
+    """The process's counter; counting starts with the first call."""
+    counts = CompileCounts()
+    lock = threading.Lock()
+
+    def on_duration(event: str, duration: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT:
+            with lock:
+                counts.requested += 1
+
+    def on_event(event: str, **_: Any) -> None:
+        if event == _CACHE_HIT_EVENT:
+            with lock:
+                counts.cache_hits += 1
+
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    jax.monitoring.register_event_listener(on_event)
+    return counts
+
+
+def default_cache_dir() -> Path:
+    """JAX_COMPILATION_CACHE_DIR, or a folder under the user's cache directory."""
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jaxllm" / "xla"
+
+
+def enable_persistent_cache(directory: Path) -> None:
+    """Makes JAX keep every compiled program in `directory`, whatever its size or compile time."""
+    directory.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def compile_all(
+    jobs: Iterable[tuple[Any, Callable[[], jax.stages.Compiled]]], progress: bool
+) -> dict[Any, jax.stages.Compiled]:
+    """Runs compile jobs in threads; returns key -> executable, and logs time and cache hits."""
+    jobs = list(jobs)
+    counts = compile_counts()
+    requested, hits = counts.requested, counts.cache_hits
+    began = time.monotonic()
+    with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2))) as threads:
+        futures = {key: threads.submit(job) for key, job in jobs}
+        bar = tqdm(total=len(jobs), desc="compiling", unit="program", disable=not progress)
+        programs = {}
+        for key, future in futures.items():
+            programs[key] = future.result()
+            bar.update()
+        bar.close()
+    logger.info(
+        "%d programs ready in %.1f s: %d compiled, %d from the cache",
+        len(jobs),
+        time.monotonic() - began,
+        counts.requested - requested - (counts.cache_hits - hits),
+        counts.cache_hits - hits,
+    )
+    return programs

@@ -1,0 +1,150 @@
+"""The sampler: from logits [R, V] to token ids [R], one program per need.
+
+A draw uses one uniform number, keyed by the request's seed and the position of the token
+(counter-based threefry), so it does not depend on the batch, on chunking or on preemption.
+The order of operations is temperature, min-p, top-k, top-p.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.execution.batch import GREEDY, RANDOM, SamplingFields
+from pallas_kernels.sampling import (
+    two_stage_argmax,
+    two_stage_categorical,
+    two_stage_top_k,
+)
+
+# Candidates that truncated sampling looks at first; rows whose kept set may be larger take the
+# path over the whole vocabulary.
+NUM_CANDIDATES = 256
+
+
+def sample(logits: jax.Array, fields: SamplingFields, need: int) -> jax.Array:
+    """Token ids int32 [R] for float32 logits [R, V] and the fields of the same R rows."""
+    greedy_ids = two_stage_argmax(logits)
+    if need == GREEDY:
+        return greedy_ids
+    temperature = _floats(fields.temperature)
+    is_greedy = temperature == 0.0
+    scaled = logits / jnp.where(is_greedy, 1.0, temperature)[:, None]
+    uniform = draw_uniform(fields)
+    if need == RANDOM:
+        ids = two_stage_categorical(scaled, uniform)
+    else:
+        ids = _sample_truncated(
+            scaled, uniform, fields.top_k, _floats(fields.top_p), _floats(fields.min_p)
+        )
+    return jnp.where(is_greedy, greedy_ids, ids)
+
+
+def draw_uniform(fields: SamplingFields) -> jax.Array:
+    """One float32 in [0, 1) a row, a pure function of (seed, position)."""
+
+    def draw(low: jax.Array, high: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(jnp.stack([high, low]).astype(jnp.uint32))
+        return jax.random.uniform(jax.random.fold_in(key, position))
+
+    return jax.vmap(draw)(
+        lax.bitcast_convert_type(fields.seed_low, jnp.uint32),
+        lax.bitcast_convert_type(fields.seed_high, jnp.uint32),
+        fields.positions,
+    )
+
+
+def _floats(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _sample_truncated(
+    scaled: jax.Array, uniform: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
+) -> jax.Array:
+    """Draws from what min-p, top-k and top-p leave of softmax(scaled).
+
+    A row whose kept set lies inside its most probable candidates is drawn from those, in falling
+    order; another is drawn from the vocabulary, in order of ids. Which of the two depends on the
+    row alone.
+    """
+    size = scaled.shape[-1]
+    num_candidates = min(NUM_CANDIDATES, size)
+    values, ids = two_stage_top_k(scaled, num_candidates)
+    best = values[:, :1]
+    # min-p and top-k each keep what is at or above a value; -inf keeps everything.
+    floor = jnp.where(min_p > 0, best[:, 0] + jnp.log(min_p), -jnp.inf)
+    limited = (top_k > 0) & (top_k < size)
+    kth = jnp.take_along_axis(values, jnp.clip(top_k - 1, 0, num_candidates - 1)[:, None], 1)
+    floor = jnp.maximum(floor, jnp.where(limited & (top_k <= num_candidates), kth[:, 0], -jnp.inf))
+    outside_k = limited & (top_k > num_candidates)
+
+    weights = jnp.exp(scaled - best)
+    kept_mass = jnp.sum(jnp.where(scaled >= floor[:, None], weights, 0.0), axis=-1)
+    candidate_weights = jnp.where(values >= floor[:, None], jnp.exp(values - best), 0.0)
+    upto = jnp.cumsum(candidate_weights, axis=-1)
+    target = top_p * kept_mass
+    all_inside = (floor > values[:, -1]) | (num_candidates == size)
+    inside = (all_inside | (upto[:, -1] >= target)) & ~outside_k
+
+    nucleus = jnp.where(upto - candidate_weights < target[:, None], candidate_weights, 0.0)
+    drawn = _draw(nucleus, uniform)
+    from_candidates = jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
+
+    def draw_from_all(_: None) -> jax.Array:
+        k = jnp.where(outside_k, top_k, size)
+        cut = jnp.maximum(floor, _kth_largest(scaled, k))
+        kept = jnp.where(scaled >= cut[:, None], weights, 0.0)
+        cut = jnp.maximum(cut, _nucleus_floor(scaled, kept, top_p))
+        return two_stage_categorical(jnp.where(scaled >= cut[:, None], scaled, -jnp.inf), uniform)
+
+    from_all = lax.cond(
+        jnp.all(inside), lambda _: jnp.zeros_like(from_candidates), draw_from_all, None
+    )
+    return jnp.where(inside, from_candidates, from_all).astype(jnp.int32)
+
+
+def _draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Inverse-CDF draw from unnormalised weights [R, C]: an index with weight > 0."""
+    upto = jnp.cumsum(weights, axis=-1)
+    index = jnp.sum(upto <= (uniform * upto[:, -1])[:, None], axis=-1)
+    last = weights.shape[-1] - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
+    return jnp.minimum(index, last)
+
+
+def _sortable(x: jax.Array) -> jax.Array:
+    """Float32 as int32 of the same order."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _unsortable(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits), jnp.float32)
+
+
+def _largest_cut(x: jax.Array, enough) -> jax.Array:
+    """Per row, the largest value c of x's order for which `enough(x >= c)` holds, by bisection."""
+    order = _sortable(x)
+    low = jnp.full(x.shape[:1], -(2**31) + 1, jnp.int32)
+    high = jnp.max(order, axis=-1)
+
+    def halve(_, bounds):
+        low, high = bounds
+        # Rounded up without overflow: low | high minus half of their difference's bits.
+        middle = (low | high) - ((low ^ high) >> 1)
+        ok = enough(order >= middle[:, None])
+        return jnp.where(ok, middle, low), jnp.where(ok, high, middle - 1)
+
+    low, _ = lax.fori_loop(0, 32, halve, (low, high))
+    return _unsortable(low)
+
+
+def _kth_largest(x: jax.Array, k: jax.Array) -> jax.Array:
+    """Value of the k-th largest entry of each row; ties at it all stand at or above it."""
+    return _largest_cut(x, lambda above: jnp.sum(above, axis=-1) >= k)
+
+
+def _nucleus_floor(x: jax.Array, kept: jax.Array, top_p: jax.Array) -> jax.Array:
+    """Largest value whose entries at or above it reach top_p of the kept mass."""
+    target = top_p * jnp.sum(kept, axis=-1)
+    return _largest_cut(
+        x, lambda above: jnp.sum(jnp.where(above, kept, 0.0), axis=-1) >= target
+    )

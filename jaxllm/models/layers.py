@@ -1,0 +1,89 @@
+"""Building blocks of the decoders: weights in the checkpoint's layout, annotated by axis.
+
+Every parameter names the logical axes of its array; `jaxllm.execution.mesh` maps those to mesh
+axes. Names of modules and parameters are those of the Hugging Face checkpoints, so that the
+path of a parameter is its name in a file.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def plain_linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [..., in] times weight [out, in], accumulated in float32, in the dtype of x."""
+    product = jax.lax.dot_general(
+        x.astype(weight.dtype),
+        weight,
+        (((x.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    return product.astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ops:
+    """The arithmetic a model is built with.
+
+    Attributes:
+      linear: (x [..., in], weight [out, in]) -> [..., out] in the dtype of x.
+      activation_dtype: dtype between the layers; None takes that of the weights.
+    """
+
+    linear: Callable[[jax.Array, jax.Array], jax.Array] = plain_linear
+    activation_dtype: jnp.dtype | None = None
+
+
+class Embedding(nnx.Module):
+    """Token embedding, weight [V, hidden]."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        weight = jax.random.normal(rngs.params(), (vocab_size, hidden_size)) * hidden_size**-0.5
+        self.weight = nnx.Param(weight.astype(dtype), logical_axes=("vocab", "embed"))
+
+    def __call__(self, token_ids: jax.Array) -> jax.Array:
+        """token_ids int32 [...] -> [..., hidden]."""
+        return jnp.take(self.weight[...], token_ids, axis=0)
+
+
+class Linear(nnx.Module):
+    """Affine map with weight [out, in] and an optional bias [out]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        axes: tuple[str, str],
+        ops: Ops,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+    ):
+        weight = jax.random.normal(rngs.params(), (out_features, in_features)) * in_features**-0.5
+        self.weight = nnx.Param(weight.astype(dtype), logical_axes=axes)
+        self.bias = (
+            nnx.Param(jnp.zeros((out_features,), dtype), logical_axes=axes[:1]) if bias else None
+        )
+        self.ops = ops
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [..., in] -> [..., out]."""
+        y = self.ops.linear(x, self.weight[...])
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root mean square normalisation (arXiv 1910.07467) over the last axis, in float32."""
+
+    def __init__(self, size: int, eps: float, dtype: jnp.dtype, axis: str = "embed"):
+        self.weight = nnx.Param(jnp.ones((size,), dtype), logical_axes=(axis,))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [..., size] -> the same shape and dtype."""
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        return (y * self.weight[...].astype(jnp.float32)).astype(x.dtype)

@@ -1,0 +1,155 @@
+"""Decoder of the Llama family: Llama 2 and 3, Mistral, SmolLM2, Qwen2, Qwen3.
+
+The model knows nothing of caches. It hands q, k and v of each layer to an `attend` function
+and goes on with what that returns: the engine passes one that reads and writes the paged pool,
+training passes `causal_attention`.
+"""
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers import Embedding, Linear, Ops, RMSNorm
+from jaxllm.models.rope import apply_rope, rope_tables
+
+
+class Attend(Protocol):
+    """Attention of one layer: q [..., H, D], k and v [..., K, D] -> [..., H, D]."""
+
+    def __call__(
+        self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None
+    ) -> jax.Array: ...
+
+
+def causal_attention(
+    layer: int, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None = None
+) -> jax.Array:
+    """Dense causal attention over whole sequences, [..., S, heads, D], without a cache."""
+    length, groups = q.shape[-3], q.shape[-2] // k.shape[-2]
+    k, v = (jnp.repeat(x.astype(jnp.float32), groups, axis=-2) for x in (k, v))
+    scores = jnp.einsum("...qhd,...khd->...hqk", q.astype(jnp.float32), k) * q.shape[-1] ** -0.5
+    distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    visible = (distance >= 0) & (distance < (length if window is None else window))
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("...hqk,...khd->...qhd", weights, v).astype(q.dtype)
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype, rngs: nnx.Rngs):
+        self.config = config
+        self.layer = layer
+        hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
+        self.q_proj = Linear(hidden, q_size, ("heads", "embed"), ops, dtype, rngs, bias)
+        self.k_proj = Linear(hidden, kv_size, ("kv_heads", "embed"), ops, dtype, rngs, bias)
+        self.v_proj = Linear(hidden, kv_size, ("kv_heads", "embed"), ops, dtype, rngs, bias)
+        self.o_proj = Linear(
+            q_size, hidden, ("embed", "heads"), ops, dtype, rngs, config.output_bias
+        )
+        if config.qk_norm:
+            self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype, axis="head_dim")
+            self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype, axis="head_dim")
+
+    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
+        """x [..., hidden] -> [..., hidden]; cos and sin [..., 1, D / 2]."""
+        config = self.config
+        heads = (*x.shape[:-1], -1, config.head_dim)
+        q, k, v = (proj(x).reshape(heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        out = attend(self.layer, q, k, v, config.windows[self.layer])
+        return self.o_proj(out.reshape(*x.shape[:-1], -1))
+
+
+class MLP(nnx.Module):
+    """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, dtype, rngs: nnx.Rngs):
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(hidden, inner, ("mlp", "embed"), ops, dtype, rngs, bias)
+        self.up_proj = Linear(hidden, inner, ("mlp", "embed"), ops, dtype, rngs, bias)
+        self.down_proj = Linear(inner, hidden, ("embed", "mlp"), ops, dtype, rngs, bias)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nnx.Module):
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype, rngs: nnx.Rngs):
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps, dtype)
+        self.self_attn = Attention(config, layer, ops, dtype, rngs)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
+        self.mlp = MLP(config, ops, dtype, rngs)
+
+    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nnx.Module):
+    def __init__(self, config: ModelConfig, ops: Ops, dtype, rngs: nnx.Rngs):
+        self.config = config
+        self.ops = ops
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, rngs)
+        self.layers = nnx.List(
+            DecoderLayer(config, i, ops, dtype, rngs) for i in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+
+    def __call__(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
+        x = self.embed_tokens(token_ids)
+        x = x.astype(self.ops.activation_dtype or x.dtype)
+        cos, sin = rope_tables(positions, *self.config.rope.frequencies(self.config.head_dim))
+        for layer in self.layers:
+            x = layer(x, cos, sin, attend)
+        return self.norm(x)
+
+
+class LlamaForCausalLM(nnx.Module):
+    """Decoder with a language-model head.
+
+    Args:
+      config: shapes and options.
+      dtype: dtype of the weights.
+      ops: the arithmetic to build with; the default is plain JAX.
+    """
+
+    # Shell patterns of names a checkpoint may hold that carry no weight of ours.
+    ignored_names = ("*.rotary_emb.inv_freq",)
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: jnp.dtype = jnp.float32,
+        ops: Ops = Ops(),  # noqa: B008 - frozen
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        self.model = Decoder(config, ops, dtype, rngs)
+        self.ops = ops
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(
+                config.hidden_size, config.vocab_size, ("vocab", "embed"), ops, dtype, rngs
+            )
+
+    def hidden(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
+        """Last hidden states, normalised: int32 [...] ids and positions -> [..., hidden]."""
+        return self.model(token_ids, positions, attend)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., hidden] -> float32 [..., V]."""
+        tied = self.config.tie_word_embeddings
+        weight = self.model.embed_tokens.weight if tied else self.lm_head.weight
+        return self.ops.linear(hidden, weight[...]).astype(jnp.float32)
+
+    def __call__(
+        self, token_ids: jax.Array, positions: jax.Array, attend: Attend = causal_attention
+    ) -> jax.Array:
+        """ids and positions int32 [..., S] -> float32 logits [..., S, V]."""
+        return self.logits(self.hidden(token_ids, positions, attend))
