@@ -55,7 +55,7 @@ def load_params(
     """
     if checkpoint.format == "dummy":
         return random_params(abstract, seed)
-    ignored = (*ignore, *_always_ignored(checkpoint, abstract))
+    ignored = (*ignore, *always_ignored(checkpoint, abstract))
     if checkpoint.format == "orbax":
         # Orbax takes seconds to import, and most starts do without.
         from jaxllm.checkpoints.orbax import restore
@@ -88,11 +88,7 @@ def check_tensors(
 ) -> None:
     """Raises TensorMismatchError unless `found` (shape by name) is what `abstract` expects."""
     missing = [key for key in abstract if key not in found]
-    surplus = [
-        key
-        for key in found
-        if key not in abstract and not any(fnmatchcase(key, pattern) for pattern in ignore)
-    ]
+    surplus = [key for key in found if key not in abstract and not is_ignored(key, ignore)]
     wrong = [
         f"{key}: found {found[key]}, expected {tuple(leaf.shape)}"
         for key, leaf in abstract.items()
@@ -100,6 +96,17 @@ def check_tensors(
     ]
     if missing or surplus or wrong:
         raise TensorMismatchError(name, missing=missing, surplus=surplus, wrong_shape=wrong)
+
+
+def always_ignored(checkpoint: Checkpoint, expected: Collection[str]) -> tuple[str, ...]:
+    """Patterns of names which any model may leave out; `expected` are the model's own names."""
+    tied = checkpoint.config.get("tie_word_embeddings") and "lm_head.weight" not in expected
+    return (*_ALWAYS_IGNORED, "lm_head.weight") if tied else _ALWAYS_IGNORED
+
+
+def is_ignored(name: str, patterns: Collection[str]) -> bool:
+    """Whether a shell-style pattern matches the whole name."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def read_params(source: TensorSource, abstract: Abstract, *, progress: bool = False) -> Params:
@@ -171,8 +178,3 @@ def _shards(leaf: jax.ShapeDtypeStruct) -> dict[Index, list[jax.Device]]:
 
 def _elements(index: Index) -> int:
     return math.prod(stop - start for start, stop in index)
-
-
-def _always_ignored(checkpoint: Checkpoint, abstract: Abstract) -> tuple[str, ...]:
-    tied = checkpoint.config.get("tie_word_embeddings") and "lm_head.weight" not in abstract
-    return (*_ALWAYS_IGNORED, "lm_head.weight") if tied else _ALWAYS_IGNORED
