@@ -245,7 +245,8 @@ def _tile_pass(
     offsets = jnp.arange(keys_per_step, dtype=jnp.int32)
 
     def one_tile(i: jax.Array, results: _Softmax) -> _Softmax:
-        r = jnp.searchsorted(tile_ends, i, side="right").astype(jnp.int32)
+        r = jnp.searchsorted(tile_ends, i, side="right", method="compare_all")
+        r = r.astype(jnp.int32)
         ordinal = i - jnp.where(r > 0, tile_ends[r - 1], 0)
         start = query_starts[r] + ordinal * tile
         context = context_lens[r]

@@ -1,0 +1,65 @@
+"""Tile sizes per GPU generation, as data.
+
+A choice is keyed by (capability, head_dim, group, bytes per KV number, phase). Rows are looked up
+from the most to the least particular; the report of pallas_kernels.testing compiles every row and
+prints registers, spills and shared memory.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+type Phase = Literal["decode", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A GPU: its compute capability and the number of its multiprocessors."""
+
+    capability: str
+    multiprocessors: int
+
+
+TARGETS = {
+    "9.0": Target("9.0", 132),
+    "8.0": Target("8.0", 108),
+    "8.6": Target("8.6", 84),
+    "8.9": Target("8.9", 142),
+}
+
+
+def target(capability: str | None) -> Target:
+    """The facts of a capability; an unknown one is taken for the nearest older one."""
+    known = [key for key in TARGETS if capability is None or key <= capability]
+    return TARGETS[max(known)] if known else TARGETS["8.0"]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonTile:
+    """What a thread block of triton.py takes: rows of q (tokens times heads), keys per step, warps,
+    pipeline stages.
+
+    blocks_per_sm is how many of them a multiprocessor holds at once, for the split plan.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    blocks_per_sm: int = 2
+
+
+def triton_tile(
+    capability: str, head_dim: int, heads: int, kv_bytes: int, phase: Phase
+) -> TritonTile:
+    """The tile for `heads` query heads of one KV head. rows is at least 16, the least a tensor core
+    takes.
+    """
+    wide = head_dim > 128
+    rows = max(16, 1 << (heads - 1).bit_length())
+    if phase == "decode":
+        keys = 32 if wide or kv_bytes == 4 else 64
+        return TritonTile(rows, keys, warps=4, stages=2 if kv_bytes == 4 else 3)
+    rows = max(rows, 32 if kv_bytes == 4 or wide else 64)
+    return TritonTile(
+        rows, keys=32 if wide or kv_bytes == 4 else 64, warps=4, stages=2, blocks_per_sm=1
+    )
