@@ -155,11 +155,13 @@ def _read_param(
     # jax.make_array_from_callback would hold all shards on the host at once, and read a slice
     # again for every device that holds it.
     for index, devices in shards.items():
-        part = source.read(name, index, dtype)
-        sent = [jax.device_put(part, device) for device in devices]
-        jax.block_until_ready(sent)
-        pieces += sent
+        pieces += _send(source.read(name, index, dtype), devices)
     return jax.make_array_from_single_device_arrays(tuple(leaf.shape), leaf.sharding, pieces)
+
+
+def _send(part: np.ndarray, devices: Sequence[jax.Device]) -> list[jax.Array]:
+    """A copy on each device, complete on return: the caller's buffer can go."""
+    return jax.block_until_ready([jax.device_put(part, device) for device in devices])
 
 
 def _shards(leaf: jax.ShapeDtypeStruct) -> dict[Index, list[jax.Device]]:
