@@ -16,11 +16,10 @@ run. `finish` releases what is left, with U+FFFD for what never became a charact
 from codecs import utf_8_decode
 from collections.abc import Sequence
 
-from jaxllm.text.token_bytes import Joining
+from jaxllm.text.token_bytes import Joining, unfinished_bytes
 from jaxllm.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-_MAX_UTF8 = 4
 
 # Tokens of the prompt that a decoder of unknown kind is shown before the output.
 _WINDOW_CONTEXT = 6
@@ -69,13 +68,7 @@ class _ByteStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[int]):
         self._bytes = tokenizer.byte_table.__getitem__
         self._skipped = skipped
-        tail = b""
-        for token_id in reversed(prompt):
-            if token_id not in skipped:
-                tail = self._bytes(token_id) + tail
-                if len(tail) >= _MAX_UTF8:
-                    break
-        self._pending = tail[utf_8_decode(tail, "replace", False)[1] :]
+        self._pending = unfinished_bytes(tokenizer.byte_table, prompt, skipped)
         # Set while the pending bytes are the prompt's: the decode of the prompt shows them as
         # U+FFFD.
         self._after_prompt = bool(self._pending)

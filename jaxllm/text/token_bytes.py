@@ -14,6 +14,8 @@ Three ways to join are told apart, by the decoder of the `tokenizers` library:
 import enum
 import json
 import re
+from codecs import utf_8_decode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +24,7 @@ import tokenizers
 from jaxllm.text.errors import PromptError
 
 _SPACE = "▁"
+_MAX_UTF8 = 4
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>", re.ASCII)
 _PIECES_DECODER = [
     {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
@@ -128,3 +131,16 @@ def token_text(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
         return backend.id_to_token(token_id)
     except (OverflowError, TypeError):
         raise PromptError(f"token id {token_id!r} is not an integer in [0, 2**32)") from None
+
+
+def unfinished_bytes(
+    table: ByteTable, token_ids: Sequence[int], skipped: frozenset[int] = frozenset()
+) -> bytes:
+    """The last bytes of the tokens that begin a UTF-8 character without ending it; at most 3."""
+    tail = b""
+    for token_id in reversed(token_ids):
+        if token_id not in skipped:
+            tail = table[token_id] + tail
+            if len(tail) >= _MAX_UTF8:
+                break
+    return tail[utf_8_decode(tail, "replace", False)[1] :]
