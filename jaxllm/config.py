@@ -84,7 +84,7 @@ class EngineConfig:
     )
     num_blocks: int | None = _field(None, "KV blocks, the null block included; overrides sizing")
     tensor_parallel_size: int = _field(1, "devices the model is sharded over")
-    attention_backend: str = _field("auto", "implementation of paged attention: auto, xla, cpu, ...")
+    attention_backend: str = _field("auto", "paged attention to use: auto, xla, cpu, ...")
     enforce_eager: bool = _field(False, "no warm-up: compile each bucket when it is first needed")
     compilation_cache_dir: str | None = _field(
         None, "folder of compiled programs; unset: JAX_COMPILATION_CACHE_DIR or the user's cache"
@@ -138,7 +138,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return tuple(choice for part in get_args(annotation) for choice in _choices(part))
 
 
-def add_arguments(parser: argparse.ArgumentParser, skip: frozenset[str] = frozenset()) -> None:
+def add_arguments(parser: argparse._ActionsContainer, skip: frozenset[str] = frozenset()) -> None:
     """Adds a flag per field of EngineConfig (`--max-model-len`, `--no-enable-prefix-caching`)."""
     for field in dataclasses.fields(EngineConfig):
         if field.name in skip:

@@ -64,9 +64,19 @@ class LLM:
         unknown = sorted(settings.keys() - names)
         if unknown:
             raise ConfigError(f"unknown setting {unknown[0]!r}; known: {', '.join(sorted(names))}")
-        self._engine = start_engine(EngineConfig(model=model, **settings), progress)
+        self._start(EngineConfig(model=model, **settings), progress)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, progress: bool = True) -> "LLM":
+        """An LLM from an EngineConfig."""
+        llm = cls.__new__(cls)
+        llm._start(config, progress)
+        return llm
+
+    def _start(self, config: EngineConfig, progress: bool) -> None:
+        self._engine = start_engine(config, progress)
         self._ids = itertools.count()
-        self._seeds = random.Random(self._engine.config.seed)
+        self._seeds = random.Random(config.seed)
 
     def generate(
         self,
@@ -130,7 +140,7 @@ class LLM:
           messages: a list of {"role", "content"}, or a list of such lists.
           **template_options: of `text.chat_template.encode_chat`.
         """
-        conversations = [messages] if _is_conversation(messages) else messages
+        conversations: Sequence[Any] = [messages] if _is_conversation(messages) else messages
         prompts = [
             {"prompt_token_ids": self.encode_chat(conversation, **template_options)}
             for conversation in conversations

@@ -93,11 +93,7 @@ class BlockPool:
 
     def register(self, block: int, block_hash: bytes) -> None:
         """Offers a full block to the cache; a hash that is already there stays as it is."""
-        if (
-            self.enable_caching
-            and block_hash not in self._index
-            and self._hashes[block] is None
-        ):
+        if self.enable_caching and block_hash not in self._index and self._hashes[block] is None:
             self._hashes[block] = block_hash
             self._index[block_hash] = block
 

@@ -132,11 +132,11 @@ class Scheduler:
             reason = request.append(token)
             output = EngineOutput(request, [token], reason)
             outputs.append(output)
+            if request.num_tokens // block_size > request.num_registered_blocks:
+                register_full_blocks(self.pool, request, block_size)
             if reason is not None:
                 any_finished |= request.status is RequestStatus.RUNNING
                 self._end(request, reason)
-            elif request.num_tokens // block_size > request.num_registered_blocks:
-                register_full_blocks(self.pool, request, block_size)
         if any_finished:
             self.running = [request for request in self.running if not request.is_finished]
         return outputs
@@ -191,6 +191,9 @@ class Scheduler:
             and plan.num_tokens < config.max_num_batched_tokens
         ):
             request = self.waiting.peek()
+            if request.num_in_flight:
+                # Preempted with a token on its way: recomputing must wait to know it.
+                break
             budget = config.max_num_batched_tokens - plan.num_tokens
             cached = find_cached_prefix(pool, request, config.block_size)
             num_cached = len(cached) * config.block_size

@@ -105,9 +105,7 @@ def num_blocks_for(pool_bytes: int, block_bytes: int) -> int:
     return blocks // BLOCK_GROUP * BLOCK_GROUP if blocks > 4 * BLOCK_GROUP else blocks
 
 
-def check_capacity(
-    num_blocks: int, block_size: int, block_bytes: int, max_model_len: int
-) -> None:
+def check_capacity(num_blocks: int, block_size: int, block_bytes: int, max_model_len: int) -> None:
     """Raises ConfigError if one full-length request does not fit, with the length that would."""
     capacity = max(num_blocks - 1, 0) * block_size
     # The last token of a full-length request is never fed back.

@@ -52,9 +52,7 @@ class FunctionalModel:
             name: jax.ShapeDtypeStruct(
                 variable.shape,
                 variable.dtype,
-                sharding=parameter_sharding(
-                    mesh, rules, variable.get_metadata()["logical_axes"]
-                ),
+                sharding=parameter_sharding(mesh, rules, variable.get_metadata()["logical_axes"]),
             )
             for name, (_, variable) in variables.items()
         }

@@ -16,7 +16,7 @@ from jaxllm.execution.buckets import decode_buckets, find_bucket, token_buckets
 from jaxllm.execution.compilation import compile_all
 from jaxllm.execution.mesh import TENSOR_AXIS, replicated
 from jaxllm.execution.parameters import FunctionalModel, Params
-from jaxllm.execution.step import AttentionPlan, forward, head_logits, sample_rows
+from jaxllm.execution.step import AttentionPlan, Pools, forward, head_logits, sample_rows
 from pallas_kernels.paged_attention.pool import allocate_pool, pool_dtype, pool_shape, pool_spec
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,9 @@ class Runner:
                 progress=config.progress,
             )
         self._head_params = {name: params[name] for name in model.head_names}
+        self._k_pools: Pools = []
+        self._v_pools: Pools = []
+        self._last_tokens: jax.Array
         self._allocate()
 
     def program_keys(self) -> list[ProgramKey]:
@@ -181,9 +184,7 @@ class Runner:
         ]
         self._k_pools = [k for k, _ in pools]
         self._v_pools = [v for _, v in pools]
-        self._last_tokens = jnp.zeros(
-            config.max_num_seqs + 1, jnp.int32, device=self._replicated
-        )
+        self._last_tokens = jnp.zeros(config.max_num_seqs + 1, jnp.int32, device=self._replicated)
 
     @property
     def _platform(self) -> str:

@@ -8,13 +8,13 @@ The order of operations is temperature, min-p, top-k, top-p.
 import jax
 import jax.numpy as jnp
 from jax import lax
-
-from jaxllm.execution.batch import GREEDY, RANDOM, SamplingFields
 from pallas_kernels.sampling import (
     two_stage_argmax,
     two_stage_categorical,
     two_stage_top_k,
 )
+
+from jaxllm.execution.batch import GREEDY, RANDOM, SamplingFields
 
 # Candidates that truncated sampling looks at first; rows whose kept set may be larger take the
 # path over the whole vocabulary.
@@ -145,6 +145,4 @@ def _kth_largest(x: jax.Array, k: jax.Array) -> jax.Array:
 def _nucleus_floor(x: jax.Array, kept: jax.Array, top_p: jax.Array) -> jax.Array:
     """Largest value whose entries at or above it reach top_p of the kept mass."""
     target = top_p * jnp.sum(kept, axis=-1)
-    return _largest_cut(
-        x, lambda above: jnp.sum(jnp.where(above, kept, 0.0), axis=-1) >= target
-    )
+    return _largest_cut(x, lambda above: jnp.sum(jnp.where(above, kept, 0.0), axis=-1) >= target)

@@ -66,7 +66,7 @@ class RopeConfig:
 
 
 def _llama3(base: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
-    """Llama 3.1's rule: long wavelengths are slowed by `factor`, short ones kept, a ramp between."""
+    """Llama 3.1's rule: slow long wavelengths by `factor`, keep short ones, a ramp between."""
     wavelength = 2 * math.pi / base
     original = scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]

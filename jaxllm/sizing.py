@@ -1,0 +1,148 @@
+"""Settles every limit of an engine: from the settings, the model and the machine."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.execution.memory import (
+    GIB,
+    MIB,
+    ProgramMemory,
+    accelerator_pool_bytes,
+    bytes_per_block,
+    check_capacity,
+    cpu_pool_bytes,
+    num_blocks_for,
+)
+from jaxllm.execution.parameters import FunctionalModel
+from jaxllm.execution.runner import ProgramKey, Runner, RunnerConfig
+from jaxllm.execution.step import AttentionPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Step limits by kind of machine, where the user sets none."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+
+
+CPU_LIMITS = Limits(64, 512, 32)
+SMALL_ACCELERATOR_LIMITS = Limits(256, 8192, 16)
+LARGE_ACCELERATOR_LIMITS = Limits(1024, 16384, 16)
+LARGE_ACCELERATOR_BYTES = 70 * GIB
+
+
+def size_engine(
+    config: EngineConfig, model: FunctionalModel, plan: AttentionPlan, progress: bool
+) -> RunnerConfig:
+    """Every limit, with the pool sized and the longest request settled; logs the capacity.
+
+    Raises:
+      ConfigError: limits contradict each other, or a full-length request does not fit.
+    """
+    device = plan.mesh.devices.flat[0]
+    draft = _step_limits(config, model, _default_limits(device), progress)
+    block_bytes = bytes_per_block(
+        model.config, plan.heads, draft.block_size, np.dtype(plan.kv_dtype), plan.mesh.size
+    )
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        num_blocks = num_blocks_for(_pool_bytes(config, model, plan, draft), block_bytes)
+    max_model_len = draft.max_model_len
+    capacity = max((num_blocks - 1) * draft.block_size, 0)
+    if _length(config) is None and 2 <= capacity < max_model_len - 1:
+        logger.warning(
+            "max_model_len lowered from %d to %d, which is what the KV pool holds; raise "
+            "--kv-cache-memory or --gpu-memory-utilization for more",
+            max_model_len,
+            capacity,
+        )
+        max_model_len = capacity
+    check_capacity(num_blocks, draft.block_size, block_bytes, max_model_len)
+    logger.info(
+        "KV pool: %d blocks of %d tokens, %.0f MiB per device: %d tokens, %.1f requests of %d",
+        num_blocks - 1,
+        draft.block_size,
+        num_blocks * block_bytes / MIB,
+        capacity,
+        capacity / max_model_len,
+        max_model_len,
+    )
+    return dataclasses.replace(draft, max_model_len=max_model_len, num_blocks=num_blocks)
+
+
+def _step_limits(
+    config: EngineConfig, model: FunctionalModel, defaults: Limits, progress: bool
+) -> RunnerConfig:
+    """All limits but the number of blocks, which stands at the least possible."""
+    limit = model.config.max_position_embeddings
+    max_model_len = _length(config) or limit
+    if max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len={max_model_len} is above the model's max_position_embeddings={limit}"
+        )
+    max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
+    max_tokens = config.max_num_batched_tokens
+    if max_tokens is None:
+        max_tokens = max(defaults.max_num_batched_tokens, max_num_seqs)
+        if not config.enable_chunked_prefill:
+            max_tokens = max(max_tokens, max_model_len)
+    if max_tokens < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={max_tokens} is below max_num_seqs={max_num_seqs}: "
+            "a step could not give every running request a token"
+        )
+    return RunnerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        max_model_len=max_model_len,
+        block_size=config.block_size or defaults.block_size,
+        num_blocks=2,
+        enforce_eager=config.enforce_eager,
+        progress=progress,
+    )
+
+
+def _length(config: EngineConfig) -> int | None:
+    """The length the user insists on, None where it may be chosen."""
+    return config.max_model_len if isinstance(config.max_model_len, int) else None
+
+
+def _default_limits(device: jax.Device) -> Limits:
+    if device.platform == "cpu":
+        return CPU_LIMITS
+    stats = device.memory_stats() or {}
+    large = stats.get("bytes_limit", 0) >= LARGE_ACCELERATOR_BYTES
+    return LARGE_ACCELERATOR_LIMITS if large else SMALL_ACCELERATOR_LIMITS
+
+
+def _pool_bytes(
+    config: EngineConfig, model: FunctionalModel, plan: AttentionPlan, draft: RunnerConfig
+) -> int:
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    device = plan.mesh.devices.flat[0]
+    if device.platform == "cpu":
+        return cpu_pool_bytes()
+    # The temporaries of a program do not depend on the size of the pool, so the largest programs
+    # compiled for a pool of two blocks tell what is left for the real one.
+    params: Any = model.abstract
+    probe = Runner(model, params, plan, dataclasses.replace(draft, enforce_eager=True))
+    largest = [
+        ProgramKey("forward", draft.max_num_batched_tokens),
+        ProgramKey("logits", draft.max_num_seqs),
+        ProgramKey("sample", draft.max_num_seqs, 2),
+    ]
+    programs = [ProgramMemory.of(probe.compile(key)) for key in largest]
+    return accelerator_pool_bytes(
+        device, config.gpu_memory_utilization, model.num_bytes_per_device, programs
+    )
