@@ -1,0 +1,282 @@
+// Vectors of f32 in the widest registers of the instruction set being compiled for, as GCC and
+// Clang vector extensions; intrinsics only where the extensions say nothing (fused multiply-add,
+// f16, shuffles). The build turns contraction off: a multiply-add is fused where it says fma, so
+// every code path that must give the same bits does.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#include "kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
+
+namespace cpu_kernels {
+namespace ISA_NS {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+constexpr int kMaxRows = 6;  // rows of a register tile: 6 x 4 accumulators of 32 registers
+#elif defined(__AVX2__)
+constexpr int W = 8;
+constexpr int kMaxRows = 3;  // 3 x 4 accumulators of 16 registers
+#else
+constexpr int W = 4;
+constexpr int kMaxRows = 3;
+#endif
+
+typedef float vf __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2), may_alias));
+typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
+typedef int8_t vc __attribute__((vector_size(W), aligned(1), may_alias));
+typedef float v4f __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Storage types, so that loads and stores overload on them.
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+struct e4m3 { uint8_t bits; };
+struct e5m2 { uint8_t bits; };
+struct i8 { int8_t bits; };
+
+template <int N> struct Int { static constexpr int value = N; };
+template <class T> INLINE T min_of(T a, T b) { return a < b ? a : b; }
+template <class T> INLINE T max_of(T a, T b) { return a > b ? a : b; }
+
+INLINE vf splat(float x) { return x - (vf){}; }
+INLINE vi splat_bits(int32_t x) { return x - (vi){}; }
+INLINE vf max_of(vf a, vf b) { return a > b ? a : b; }
+
+INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  vf r;
+  for (int i = 0; i < W; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return r;
+#else
+  return a * b + c;
+#endif
+}
+
+// ---- widening loads: W values as f32
+
+INLINE vf load(const float* p) { return *(const vf*)p; }
+INLINE vf load(const bf16* p) {
+  return (vf)(__builtin_convertvector(*(const vh*)p, vi) << 16);
+}
+INLINE vf f16_to_f32(vh h) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__F16C__)
+  return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+  vi u = __builtin_convertvector(h, vi), magnitude = u & 0x7fff, sign = (u & 0x8000) << 16;
+  // Below 2^-14 the exponent field is 0: put the mantissa under 2^-14 and take it away again,
+  // so that no f32 subnormal appears (threads may flush those to zero).
+  vf small = (vf)((magnitude << 13) + (113 << 23)) - splat(6.103515625e-05f);
+  vi normal = (magnitude << 13) + (112 << 23);
+  vi special = (magnitude << 13) | 0x7f800000;
+  vi r = magnitude >= 0x7c00 ? special : magnitude < 0x400 ? (vi)small : normal;
+  return (vf)(r | sign);
+#endif
+}
+INLINE vf load(const f16* p) { return f16_to_f32(*(const vh*)p); }
+INLINE vf load(const e5m2* p) {  // the upper byte of an f16
+  return f16_to_f32(__builtin_convertvector(*(const vb*)p, vh) << 8);
+}
+INLINE vf load(const e4m3* p) {
+  vi u = __builtin_convertvector(*(const vb*)p, vi), magnitude = u & 0x7f;
+  vf small = (vf)((magnitude << 20) + (121 << 23)) - splat(0.015625f);
+  vi normal = (magnitude << 20) + (120 << 23);
+  vi r = magnitude == 0x7f ? splat_bits(0x7fc00000) : magnitude < 8 ? (vi)small : normal;
+  return (vf)(r | ((u & 0x80) << 24));
+}
+INLINE vf load(const i8* p) {
+  return __builtin_convertvector(__builtin_convertvector(*(const vc*)p, vi), vf);
+}
+
+// Two vectors of 2 W values. bf16 comes as even and odd elements: a shift and a mask in place of
+// two widenings. Whatever meets it must be in the same order (see `paired` below).
+template <class T> INLINE void load_pair(const T* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + W);
+}
+INLINE void load_pair(const bf16* p, vf& a, vf& b) {
+  vi x = *(const vi*)p;
+  a = (vf)(x << 16);
+  b = (vf)(x & (int32_t)0xffff0000);
+}
+
+// ---- narrowing stores: round to nearest, ties to even
+
+INLINE void store(float* p, vf v) { *(vf*)p = v; }
+INLINE vh to_bf16(vf v) {
+  vi b = (vi)v, r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
+  vi nan = ((b >> 16) & 0x8000) | 0x7fc0;
+  return __builtin_convertvector((v == v ? r : nan), vh);
+}
+INLINE void store(bf16* p, vf v) { *(vh*)p = to_bf16(v); }
+INLINE void store(f16* p, vf v) {
+#if defined(__AVX512F__)
+  *(vh*)p = (vh)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__F16C__)
+  *(vh*)p = (vh)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  vi b = (vi)v, sign = (b >> 16) & 0x8000, u = b & 0x7fffffff;
+  vi normal = (u - (112 << 23) + 0xfff + ((u >> 13) & 1)) >> 13;
+  vi small = (vi)((vf)u + splat(0.5f)) - (126 << 23);  // ulp of 0.5 is 2^-24, f16's smallest
+  vi r = u < (113 << 23) ? small : normal;
+  r = u >= 0x477ff000 ? splat_bits(0x7c00) : r;
+  r = u > 0x7f800000 ? splat_bits(0x7e00) : r;
+  *(vh*)p = __builtin_convertvector(r | sign, vh);
+#endif
+}
+// fp8 saturates to the largest finite value; NaN stays NaN.
+INLINE void store(e4m3* p, vf v) {
+  vi b = (vi)v, sign = (b >> 24) & 0x80, u = b & 0x7fffffff;
+  vi limit = splat_bits(0x43e00000);  // 448
+  vi c = u > limit ? limit : u;
+  vi normal = (c - (120 << 23) + 0x7ffff + ((c >> 20) & 1)) >> 20;
+  vi small = (vi)((vf)c + splat(16384.f)) - 0x46800000;  // ulp of 2^14 is 2^-9
+  vi r = c < (121 << 23) ? small : normal;
+  r = u > 0x7f800000 ? splat_bits(0x7f) : r;
+  *(vb*)p = __builtin_convertvector(r | sign, vb);
+}
+INLINE void store(e5m2* p, vf v) {
+  vi b = (vi)v, sign = (b >> 24) & 0x80, u = b & 0x7fffffff;
+  vi limit = splat_bits(0x47600000);  // 57344
+  vi c = u > limit ? limit : u;
+  vi normal = (c - (112 << 23) + 0xfffff + ((c >> 21) & 1)) >> 21;
+  vi small = (vi)((vf)c + splat(128.f)) - 0x43000000;  // ulp of 2^7 is 2^-16
+  vi r = c < (113 << 23) ? small : normal;
+  r = u > 0x7f800000 ? splat_bits(0x7e) : r;
+  *(vb*)p = __builtin_convertvector(r | sign, vb);
+}
+INLINE void store(i8* p, vf v) {
+  vf c = v > 127.f ? splat(127.f) : v < -128.f ? splat(-128.f) : v;
+  c = v == v ? c : (vf){};
+  vi r = (vi)(c + splat(12582912.f)) - 0x4b400000;  // 1.5 x 2^23: rounds to an integer
+  *(vc*)p = __builtin_convertvector(r, vc);
+}
+
+// ---- functions
+
+// exp(x) for x <= 0, relative error below 3e-7; below -87.3 as at -87.3.
+INLINE vf exp_of(vf x) {
+  const vf round = splat(12582912.f);
+  x = max_of(x, splat(-87.3f));
+  vf t = fma(x, splat(1.44269504f), round);
+  vi n = (vi)t - (vi)round;
+  vf k = t - round;
+  vf f = fma(k, splat(-0.693359375f), x);
+  f = fma(k, splat(2.12194440e-4f), f);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, f, splat(1.3981999507e-3f));
+  p = fma(p, f, splat(8.3334519073e-3f));
+  p = fma(p, f, splat(4.1665795894e-2f));
+  p = fma(p, f, splat(1.6666665459e-1f));
+  p = fma(p, f, splat(5.0000001201e-1f));
+  p = fma(p, f * f, f + 1.f);
+  return (vf)((vi)p + (n << 23));
+}
+INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
+
+INLINE vf tanh_of(vf x) {
+  vf a = (vf)((vi)x & 0x7fffffff), z = x * x;
+  vf p = splat(-5.70498872745e-3f);  // Cephes tanhf, |x| < 0.625
+  p = fma(p, z, splat(2.06390887954e-2f));
+  p = fma(p, z, splat(-5.37397155531e-2f));
+  p = fma(p, z, splat(1.33314422036e-1f));
+  p = fma(p, z, splat(-3.33332819422e-1f));
+  vf near = fma(p * z, x, x);
+  vf e = exp_of(a * -2.f), far = (1.f - e) / (1.f + e);
+  far = (vf)((vi)far | ((vi)x & (int32_t)0x80000000));
+  return a < 0.625f ? near : far;
+}
+
+INLINE float max_across(vf v) {
+  float m = v[0];
+  for (int i = 1; i < W; i++) m = max_of(m, (float)v[i]);
+  return m;
+}
+INLINE float sum_across(vf v) {
+  float s = v[0];
+  for (int i = 1; i < W; i++) s += v[i];
+  return s;
+}
+
+// Adds neighbours inside each 128-bit lane: [a0+a1, a2+a3, b0+b1, b2+b3].
+INLINE vf add_pairs(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_shuffle_ps((__m512)a, (__m512)b, 0x88) +
+         (vf)_mm512_shuffle_ps((__m512)a, (__m512)b, 0xdd);
+#elif defined(__AVX2__)
+  return (vf)_mm256_shuffle_ps((__m256)a, (__m256)b, 0x88) +
+         (vf)_mm256_shuffle_ps((__m256)a, (__m256)b, 0xdd);
+#elif defined(__x86_64__)
+  return (vf)_mm_shuffle_ps((__m128)a, (__m128)b, 0x88) +
+         (vf)_mm_shuffle_ps((__m128)a, (__m128)b, 0xdd);
+#else
+  return (vf){a[0], a[2], b[0], b[2]} + (vf){a[1], a[3], b[1], b[3]};
+#endif
+}
+// The sums of four vectors. Each sum has the same order of additions wherever it is taken.
+INLINE v4f sum4(vf a, vf b, vf c, vf d) {
+  vf x = add_pairs(add_pairs(a, b), add_pairs(c, d));
+#if defined(__AVX512F__)
+  __m512 y = (__m512)x;
+  return (v4f)_mm512_castps512_ps128(y) + (v4f)_mm512_extractf32x4_ps(y, 1) +
+         ((v4f)_mm512_extractf32x4_ps(y, 2) + (v4f)_mm512_extractf32x4_ps(y, 3));
+#elif defined(__AVX2__)
+  return (v4f)_mm256_castps256_ps128((__m256)x) + (v4f)_mm256_extractf128_ps((__m256)x, 1);
+#else
+  return (v4f)x;
+#endif
+}
+
+// Copies n values (a multiple of W) to f32 in the order in which load_pair gives them.
+template <class T> INLINE void widen(const T* src, int64_t n, float* dst) {
+  int64_t i = 0;
+  for (; i + 2 * W <= n; i += 2 * W) {
+    vf a, b;
+    load_pair(src + i, a, b);
+    store(dst + i, a);
+    store(dst + i + W, b);
+  }
+  if (i < n) store(dst + i, load(src + i));
+}
+// The place of element i of n in that order.
+INLINE int64_t paired(int64_t i, int64_t n) {
+  int64_t group = i / (2 * W) * (2 * W), offset = i - group;
+  return group + 2 * W <= n ? group + offset / 2 + (offset & 1) * W : i;
+}
+
+// Calls f(Int<rows>, first row) over groups of at most kMaxRows rows of about equal size.
+template <class F> INLINE void for_row_groups(int rows, const F& f) {
+  for (int r = 0; r < rows;) {
+    int left = rows - r;
+    int size = left <= kMaxRows ? left : left < 2 * kMaxRows ? (left + 1) / 2 : kMaxRows;
+    switch (size) {
+      case 1: f(Int<1>(), r); break;
+      case 2: f(Int<2>(), r); break;
+#if defined(__AVX512F__)
+      case 3: f(Int<3>(), r); break;
+      case 4: f(Int<4>(), r); break;
+      case 5: f(Int<5>(), r); break;
+      default: f(Int<6>(), r); break;
+#else
+      default: f(Int<3>(), r); break;
+#endif
+    }
+    r += size;
+  }
+}
+
+}  // namespace ISA_NS
+}  // namespace cpu_kernels
