@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from huggingface_hub import errors
 from tqdm.asyncio import tqdm_asyncio
 
 from jaxllm.checkpoints.errors import CheckpointError, HubError
@@ -93,7 +94,6 @@ class _SilentBar(tqdm_asyncio):
 def _explained(fetch: Callable[[], str], hub_id: HubId, local_only: bool) -> str:
     at = f"{hub_id.repo}" + (f" at revision {hub_id.revision!r}" if hub_id.revision else "")
     what = f"{hub_id.file!r} of {at}" if hub_id.file else at
-    errors = huggingface_hub.errors
     try:
         return fetch()
     except errors.GatedRepoError as error:

@@ -151,7 +151,9 @@ def _open_path(path: Path, name: str, load_format: str) -> Checkpoint:
                 f"{path} holds {len(gguf_files)} GGUF files; name one of "
                 f"{', '.join(file.name for file in gguf_files[:10])}"
             )
-        raise NotFoundError(f"no config.json in {path}, and no .gguf file")
+        raise NotFoundError(
+            f"no config.json in {path}, and no .gguf file (one on the Hub is org/name:file.gguf)"
+        )
     config = read_json_object(path / "config.json")
     generation = path / "generation_config.json"
     return Checkpoint(
