@@ -23,12 +23,13 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """What a GGUF file says about text: the tokenizer, its end ids and its chat template."""
+    """What a GGUF file says about text: the tokenizer, its end ids and its chat templates."""
 
     backend: tokenizers.Tokenizer
     bos_token_id: int | None
     eos_token_id: int | None
     chat_template: str | None
+    tool_chat_template: str | None
 
 
 def load_gguf_tokenizer(path: Path) -> GgufTokenizer:
@@ -56,7 +57,13 @@ def load_gguf_tokenizer(path: Path) -> GgufTokenizer:
         bos if meta.flag("ggml.add_bos_token", add_bos) else None,
         eos if meta.flag("ggml.add_eos_token", False) else None,
     )
-    return GgufTokenizer(backend, bos, eos, meta.string("chat_template", optional=True))
+    return GgufTokenizer(
+        backend,
+        bos,
+        eos,
+        chat_template=meta.string("chat_template", optional=True),
+        tool_chat_template=meta.string("chat_template.tool_use", optional=True),
+    )
 
 
 def _byte_level(meta: "_Metadata", vocab: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:
@@ -99,17 +106,18 @@ def _merges_from_scores(
 ) -> list[tuple[str, str]]:
     """Ranked merges equivalent to SentencePiece's rule "join the pair with the best score".
 
-    Every way to cut a token into two tokens is a merge. Higher scores rank first; the cuts of one
-    token are ranked by the ids of their parts, so that the result does not depend on dict order.
+    Every way to cut a token into two tokens is a merge. Higher scores rank first; of the cuts of
+    one token, the one with the longest left part, which is the order in converted `tokenizer.json`
+    files.
     """
-    ranked: list[tuple[float, int, int, int]] = []
+    ranked: list[tuple[float, int, int, int, int]] = []
     for token_id, token in enumerate(tokens):
         for cut in range(1, len(token)):
             left, right = vocab.get(token[:cut]), vocab.get(token[cut:])
             if left is not None and right is not None:
-                ranked.append((-scores[token_id], token_id, left, right))
+                ranked.append((-scores[token_id], -cut, token_id, left, right))
     ranked.sort()
-    return [(tokens[left], tokens[right]) for _, _, left, right in ranked]
+    return [(tokens[left], tokens[right]) for _, _, _, left, right in ranked]
 
 
 def _build(

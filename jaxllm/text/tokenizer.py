@@ -1,6 +1,7 @@
 """One tokenizer class over the `tokenizers` library, whatever the checkpoint format."""
 
 import logging
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from jaxllm.text.errors import PromptError, TokenizerError, UnencodableTextError
 from jaxllm.text.gguf_tokenizer import load_gguf_tokenizer
 from jaxllm.text.token_bytes import ByteTable, Joining, PieceTable, decoding_of
 
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _FOLDER_FORMATS = ("safetensors", "orbax", "dummy")
 
 
@@ -162,6 +164,7 @@ def load_tokenizer(
             bos_token_id=found.bos_token_id,
             eos_token_id=found.eos_token_id,
             chat_template=found.chat_template,
+            tool_chat_template=found.tool_chat_template,
         )
     if format not in _FOLDER_FORMATS:
         raise TokenizerError(
@@ -177,6 +180,8 @@ def split_between_special(ids: Sequence[int], special: frozenset[int]) -> list[S
 
 
 def _load_hugging_face(source: str, revision: str | None, trust_remote_code: bool) -> Tokenizer:
+    if not Path(source).is_dir() and not _HUB_ID.fullmatch(source):
+        raise TokenizerError(f"{source!r} is neither a folder nor a hub id")
     auto_tokenizer = _import_auto_tokenizer()
     try:
         found = auto_tokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
