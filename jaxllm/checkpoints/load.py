@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxllm.checkpoints.dummy import random_params
-from jaxllm.checkpoints.errors import CheckpointError, TensorMismatchError
+from jaxllm.checkpoints.errors import CheckpointError, TensorMismatchError, UnsupportedFormatError
 from jaxllm.checkpoints.gguf import GGUFSource
 from jaxllm.checkpoints.resolve import Checkpoint
 from jaxllm.checkpoints.safetensors import SafetensorsFolder
@@ -72,8 +72,15 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
 
     Raises:
         CheckpointError: another format, or a file that is corrupt.
+        UnsupportedFormatError: safetensors whose configuration names a quantisation.
     """
     if checkpoint.format == "safetensors":
+        if quantisation := checkpoint.config.get("quantization_config"):
+            method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+            raise UnsupportedFormatError(
+                f"{checkpoint.name} is quantised with {method!r}; quantised weights are read "
+                "from GGUF files only"
+            )
         return SafetensorsFolder(checkpoint.path)
     if checkpoint.format == "gguf":
         return GGUFSource(checkpoint.path)

@@ -3,6 +3,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import HealthCheck, given, settings
@@ -95,6 +96,21 @@ def test_values_survive_quantisation(kind, tolerance, tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tensors={NAME: value}, kinds={NAME: kind})
     read = GGUFFile(path).read(NAME, slice(None), (0, value.shape[1]), F32)
     np.testing.assert_allclose(read, value, atol=tolerance)
+
+
+def test_agrees_with_the_reader_of_the_package(tmp_path):
+    kinds = {NAME: GGMLQuantizationType.Q5_0, "token_embd.weight": GGMLQuantizationType.F16}
+    path = write_gguf(tmp_path / "a.gguf", sizes={"attention.head_count_kv": [2, 2]}, kinds=kinds)
+    file, reader = GGUFFile(path), GGUFReader(path)
+    theirs = {key: field.contents() for key, field in reader.fields.items()}
+    assert file.metadata == {k: v for k, v in theirs.items() if not k.startswith("GGUF.")}
+    assert list(file.tensors) == [found.name for found in reader.tensors]
+    for found in reader.tensors:
+        value = dequantize(found.data, found.tensor_type)
+        ours = file.tensors[found.name]
+        assert (ours.kind, ours.shape) == (found.tensor_type, value.shape)
+        read = file.read(found.name, slice(None), (0, value.shape[-1]), F32)
+        np.testing.assert_array_equal(read.reshape(value.shape), value)
 
 
 VALID = pair("general.architecture", 8, string("llama"))

@@ -1,3 +1,4 @@
+import json
 import math
 
 import jax
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxllm.checkpoints.errors import CheckpointError, TensorMismatchError
+from jaxllm.checkpoints.errors import CheckpointError, TensorMismatchError, UnsupportedFormatError
 from jaxllm.checkpoints.load import load_params, read_params
 from jaxllm.checkpoints.resolve import resolve
 from jaxllm.checkpoints.safetensors import SafetensorsFolder
@@ -150,6 +151,15 @@ def test_ignored_names(tensors, write_folder):
     assert caught.value.surplus == ("vision.a",)
     params = load_params(checkpoint, abstract, ignore=["vision.*"], progress=False)
     assert set(params) == set(tensors)
+
+
+def test_quantised_safetensors_are_refused_by_method(tensors, write_folder):
+    folder = write_folder(tensors)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedFormatError, match=r"'awq'.*GGUF"):
+        load_params(resolve(folder), abstract_of(tensors, lambda _: None), progress=False)
 
 
 def test_an_error_while_reading_ends_the_load(tensors, write_folder):
