@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.paged_attention import tuning
+from pallas_kernels.paged_attention.bounds import tile_bounds
 from pallas_kernels.paged_attention.contract import HEAD_DIMS, Case
 from pallas_kernels.paged_attention.passes import attend_in_passes
 from pallas_kernels.paged_attention.pool import Scale
@@ -236,8 +237,9 @@ def _kernel(
         factor = factor_ref[kv_head]
         nothing = jnp.zeros((), k_ref.dtype)
 
-        bounds = _bounds(first_position, tokens, split, plan)
-        lowest, end, first, whole_from, whole_to, last = bounds
+        lowest, end, first, whole_from, whole_to, last = tile_bounds(
+            first_position, tokens, split, keys=keys, splits=plan.splits, window=plan.window
+        )
 
         def step(tile_index, state, masked):
             accumulator, peak, denominator = state
@@ -294,30 +296,6 @@ def _kernel(
         plt.store(out_ref.at[(split, *place)], out, mask=stored)
         lse = jnp.where(empty, -jnp.inf, (peak + jnp.log2(safe)) * math.log(2))
         plt.store(lse_ref.at[split, first_row + token, head], lse, mask=live)
-
-
-def _bounds(first_position, tokens, split, plan: Plan):
-    """Of one work item and split: (lowest key, end of keys, first tile, whole from, whole to, last
-    tile).
-
-    Tiles from `whole from` to `whole to` are seen by every row in full and need no mask; tile
-    numbers count from the start of the context, and the splits cut the tiles that the item needs
-    evenly.
-    """
-    keys = plan.tile.keys
-    end = first_position + tokens
-    lowest = jnp.int32(0)
-    if plan.window is not None:
-        lowest = jnp.maximum(first_position - plan.window + 1, 0)
-    start, stop = lowest // keys, pl.cdiv(end, keys)
-    share = pl.cdiv(stop - start, plan.splits)
-    first = start + split * share
-    last = jnp.minimum(first + share, stop)
-    whole_from = first
-    if plan.window is not None:
-        whole_from = jnp.clip(pl.cdiv(jnp.maximum(end - plan.window, 0), keys), first, last)
-    whole_to = jnp.clip((first_position + 1) // keys, whole_from, last)
-    return lowest, end, first, whole_from, whole_to, last
 
 
 def _dot(a, b, contracting):

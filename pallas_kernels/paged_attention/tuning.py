@@ -63,3 +63,29 @@ def triton_tile(
     return TritonTile(
         rows, keys=32 if wide or kv_bytes == 4 else 64, warps=4, stages=2, blocks_per_sm=1
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MosaicTile:
+    """What a thread block of mosaic.py takes: keys per stage, stages of the ring, consumer
+    warpgroups of 64 rows.
+
+    columns is how much of head_dim one accumulator of the second product spans; blocks_per_sm is
+    how many thread blocks a multiprocessor holds at once, for the split plan.
+    """
+
+    keys: int
+    stages: int
+    consumers: int
+    columns: int
+    blocks_per_sm: int = 1
+
+
+def mosaic_tile(head_dim: int, kv_bytes: int, phase: Phase) -> MosaicTile:
+    """The tile for a head_dim and the width of a KV number."""
+    columns = 64 if head_dim % 64 == 0 else head_dim
+    if phase == "decode":
+        return MosaicTile(64, 2, 1, columns, blocks_per_sm=2 if head_dim <= 128 else 1)
+    if head_dim > 128:
+        return MosaicTile(64, 2, 1, columns)
+    return MosaicTile(64, 3, 2, head_dim)

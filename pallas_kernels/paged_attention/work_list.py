@@ -55,3 +55,19 @@ def prompt_tiles(
         jnp.where(live, jnp.minimum(lengths[request] - done, tile), 0).astype(jnp.int32),
         (context_lens[request] - lengths[request] + done).astype(jnp.int32),
     )
+
+
+def tiles_of_rows(query_starts: jax.Array, tokens: int, tile: int) -> tuple[jax.Array, jax.Array]:
+    """For every row of q, T of them: the item of `prompt_tiles` that holds it, and its token in the
+    item, i32[T] each.
+
+    Rows that no tile holds get any item.
+    """
+    row = jnp.arange(tokens, dtype=jnp.int32)
+    request = jnp.searchsorted(query_starts[1:], row, side="right", method="compare_all")
+    request = jnp.minimum(request.astype(jnp.int32), query_starts.shape[0] - 2)
+    lengths = query_starts[1:] - query_starts[:-1]
+    tiles = jnp.where(lengths > 1, (lengths + tile - 1) // tile, 0)
+    before = (jnp.cumsum(tiles) - tiles)[request]
+    place = row - query_starts[request]
+    return before + place // tile, place % tile

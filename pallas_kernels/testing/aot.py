@@ -208,9 +208,11 @@ def _kernels(folder: Path) -> list[Kernel]:
         entry = re.search(r"\.entry (\S+?)\(", text)
         if entry is None:
             continue
-        log_path, resources = path.with_suffix(".ptxas"), path.with_suffix(".resources.txt")
+        log_path = path.with_suffix(".ptxas")
         if log_path.exists():
             log = log_path.read_text()
+            # Numbered apart from the PTX: by lowering, not by compile.
+            resources = next(folder.glob(f"{path.stem.rsplit('_', 1)[0]}_*.resources.txt"))
             size = int(re.search(r"smem_scratch_bytes=(\d+)", resources.read_text())[1])
         else:
             arguments = [ptxas(), "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
