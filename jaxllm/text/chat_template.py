@@ -2,10 +2,13 @@
 
 A template comes with a model file, so it is untrusted. It runs in minijinja, which cannot reach
 Python objects beyond the plain, frozen data passed in, and stops when its fuel is used up. The
-result is the one that `transformers` gives.
+result is the one that `transformers` gives, except that whole floats of 1e16 and more print without
+an exponent.
 
-Fuel counts instructions and the characters of strings that are made. Text forms of nested lists are
-charged only once they exist, so a template made to do so can still spend time out of proportion.
+Fuel counts instructions and the length of strings that are made, so loops, recursion and growing
+strings end. It does not count comparisons, nor the text of a nested list before it exists, nor how
+deep lists are nested: with long conversations, a template written to abuse that can waste time or
+memory out of proportion, or exhaust the stack. It can never read or run anything.
 """
 
 import json
@@ -23,6 +26,8 @@ from jaxllm.text.tokenizer import Tokenizer
 
 BASE_FUEL = 1_000_000
 FUEL_PER_CHARACTER = 40
+BASE_JSON = 100_000
+JSON_PER_CHARACTER = 16
 MAX_TEMPLATE_CHARACTERS = 1024 * 1024
 
 ContentFormat = Literal["auto", "string", "openai"]
@@ -169,7 +174,7 @@ def _render(template: str, variables: dict[str, Any], input_characters: int) -> 
         trim_blocks=True,
         lstrip_blocks=True,
         pycompat=True,
-        filters={"tojson": _to_json},
+        filters={"tojson": _Json(BASE_JSON + JSON_PER_CHARACTER * input_characters)},
         globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         auto_escape_callback=lambda _name: False,
     )
@@ -249,23 +254,37 @@ def _strftime_now(time_format: str) -> str:
     return datetime.now().strftime(time_format)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if isinstance(indent, (int, str)):
-        width = len(indent) if isinstance(indent, str) else indent
-        if width > _MAX_INDENT:
-            raise ValueError(f"tojson indents by at most {_MAX_INDENT}, not {width}")
-    if separators is not None and sum(map(len, separators)) > _MAX_INDENT:
-        raise ValueError(f"tojson separators have at most {_MAX_INDENT} characters together")
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=None if separators is None else (separators[0], separators[1]),
-        sort_keys=sort_keys,
-    )
+class _Json:
+    """The filter `tojson`, which makes at most `characters` of text in one rendering."""
+
+    def __init__(self, characters: int):
+        self._left = characters
+
+    def __call__(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        if isinstance(indent, (int, str)):
+            width = len(indent) if isinstance(indent, str) else indent
+            if width > _MAX_INDENT:
+                raise ValueError(f"tojson indents by at most {_MAX_INDENT}, not {width}")
+        if separators is not None:
+            item, key = separators
+            if len(item) + len(key) > _MAX_INDENT:
+                raise ValueError(f"tojson separators have at most {_MAX_INDENT} characters")
+            separators = (item, key)
+        text = json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+        self._left -= len(text)
+        if self._left < 0:
+            raise ValueError("tojson makes far more text than the conversation has")
+        return text

@@ -184,7 +184,12 @@ def _load_hugging_face(source: str, revision: str | None, trust_remote_code: boo
         raise TokenizerError(f"{source!r} is neither a folder nor a hub id")
     auto_tokenizer = _import_auto_tokenizer()
     try:
-        found = auto_tokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        found = auto_tokenizer.from_pretrained(
+            source,
+            revision=revision,
+            trust_remote_code=False,
+            local_files_only=Path(source).is_dir(),
+        )
     except Exception as error:
         hint = ""
         if "trust_remote_code" in str(error):
