@@ -40,16 +40,16 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ):
-        skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._stream: _Stream
         match tokenizer.decoding.joining:
             case Joining.BYTES:
-                self._stream: _Stream = _ByteStream(tokenizer, prompt_token_ids, skipped)
+                self._stream = _ByteStream(tokenizer, prompt_token_ids, skip_special_tokens)
             case Joining.PIECES:
-                self._stream = _PieceStream(tokenizer, prompt_token_ids, skipped)
-            case _:
-                apart = skip_special_tokens or spaces_between_special_tokens
-                split = frozenset() if apart else tokenizer.special_ids
-                self._stream = _WindowStream(tokenizer, prompt_token_ids, skipped, split)
+                self._stream = _PieceStream(tokenizer, prompt_token_ids, skip_special_tokens)
+            case Joining.OTHER:
+                self._stream = _WindowStream(
+                    tokenizer, prompt_token_ids, skip_special_tokens, spaces_between_special_tokens
+                )
 
     def append(self, new_ids: Sequence[int]) -> str:
         """Take the next output tokens; return the text that became certain."""
@@ -63,19 +63,24 @@ class IncrementalDetokenizer:
 class _ByteStream:
     """Byte-level BPE: concatenated bytes, decoded as UTF-8 with replacement."""
 
-    __slots__ = ("_after_prompt", "_bytes", "_pending", "_skipped")
+    __slots__ = ("_after_prompt", "_bytes", "_pending", "_texts")
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[int]):
-        self._bytes = tokenizer.byte_table.__getitem__
-        self._skipped = skipped
-        self._pending = unfinished_bytes(tokenizer.byte_table, prompt, skipped)
-        # Set while the pending bytes are the prompt's: the decode of the prompt shows them as
-        # U+FFFD.
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip: bool):
+        tables = tokenizer.tables(skip)
+        self._bytes = tables.bytes.__getitem__
+        self._texts = tables.texts
+        self._pending = unfinished_bytes(tables.bytes, prompt_token_ids)
+        # Set while the pending bytes are the prompt's: its own decode shows them as U+FFFD.
         self._after_prompt = bool(self._pending)
 
     def append(self, new_ids: Sequence[int]) -> str:
-        if not self._skipped.isdisjoint(new_ids):
-            new_ids = [token_id for token_id in new_ids if token_id not in self._skipped]
+        # Nearly every call brings one token of whole characters.
+        if (
+            len(new_ids) == 1
+            and not self._pending
+            and (whole := self._texts[new_ids[0]]) is not None
+        ):
+            return whole
         data = self._pending + b"".join(map(self._bytes, new_ids))
         text, used = utf_8_decode(data, "replace", False)
         self._pending = data[used:]
@@ -96,16 +101,15 @@ class _ByteStream:
 class _PieceStream:
     """SentencePiece BPE with byte fallback: pieces of text between runs of byte tokens."""
 
-    __slots__ = ("_of_prompt", "_pieces", "_run", "_skipped", "_strip")
+    __slots__ = ("_of_prompt", "_pieces", "_run", "_strip")
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[int]):
-        self._pieces = tokenizer.piece_table.__getitem__
-        self._skipped = skipped
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip: bool):
+        self._pieces = tokenizer.tables(skip).pieces
         self._run = bytearray()
         # True until the first text, if the whole text loses one leading space.
         self._strip = tokenizer.decoding.strip_leading_space
-        for token_id in reversed(prompt):
-            piece = "" if token_id in skipped else self._pieces(token_id)
+        for token_id in reversed(prompt_token_ids):
+            piece = self._pieces[token_id]
             if isinstance(piece, int):
                 self._run.append(piece)
             elif piece:
@@ -118,9 +122,7 @@ class _PieceStream:
     def append(self, new_ids: Sequence[int]) -> str:
         parts: list[str] = []
         for token_id in new_ids:
-            if token_id in self._skipped:
-                continue
-            piece = self._pieces(token_id)
+            piece = self._pieces[token_id]
             if isinstance(piece, int):
                 self._run.append(piece)
             elif piece:
@@ -173,16 +175,18 @@ class _WindowStream:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompt: Sequence[int],
-        skipped: frozenset[int],
-        split: frozenset[int],
+        prompt_token_ids: Sequence[int],
+        skip: bool,
+        spaces_between_special_tokens: bool,
     ):
+        special, none = tokenizer.special_ids, frozenset[int]()
         self._tokenizer = tokenizer
-        self._skipped = skipped
-        self._split = split
+        self._skipped = special if skip else none
+        # Special tokens between two of which there must be no space.
+        self._split = none if spaces_between_special_tokens else special
         context: list[int] = []
-        for token_id in reversed(prompt):
-            if token_id not in skipped:
+        for token_id in reversed(prompt_token_ids):
+            if token_id not in self._skipped:
                 context.append(token_id)
                 if len(context) == _WINDOW_CONTEXT:
                     break

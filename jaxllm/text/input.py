@@ -82,7 +82,7 @@ def check_token_ids(ids: Any, vocab_size: int) -> list[int]:
         ids = ids.tolist()
     if not isinstance(ids, (list, tuple)):
         raise PromptError(f"a prompt must be {_FORMS}, not {type(ids).__name__}")
-    if not all(type(token_id) is int for token_id in ids):
+    if not set(map(type, ids)) <= {int}:
         ids = [_plain_int(token_id, place) for place, token_id in enumerate(ids)]
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         place = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)

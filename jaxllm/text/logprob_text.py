@@ -8,14 +8,13 @@ bytes.
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxllm.text.token_bytes import unfinished_bytes
 from jaxllm.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TokenText:
+class TokenText(NamedTuple):
     """`token` and `bytes` as in OpenAI's logprob entries."""
 
     token: str
@@ -44,14 +43,17 @@ def describe_tokens(
     """
     if tokenizer is None:
         return [TokenText(token_id_string(token_id), b"") for token_id in candidates]
-    unfinished = b"" if as_token_ids else unfinished_bytes(tokenizer.byte_table, context)
+    tables = tokenizer.tables(skip_special_tokens=False)
+    unfinished = b"" if as_token_ids else unfinished_bytes(tables.bytes, context)
     described = []
     for token_id in candidates:
-        data = tokenizer.token_to_bytes(token_id)
+        data = tables.bytes[token_id]
         if as_token_ids:
             text = token_id_string(token_id)
-        else:
+        elif unfinished or (whole := tables.texts[token_id]) is None:
             text, _ = utf_8_decode(unfinished + data, "replace", False)
+        else:
+            text = whole
         described.append(TokenText(text, data))
     return described
 

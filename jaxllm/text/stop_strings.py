@@ -7,14 +7,14 @@ the longest end of the text that begins some stop string, which is just what mus
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxllm.text.errors import TextError
 
 MAX_STOP_CHARACTERS = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class StopResult:
+class StopResult(NamedTuple):
     """Text that may go out now, and the stop string that ended the output, if one did."""
 
     text: str
@@ -29,7 +29,7 @@ class StopChecker:
     `include_stop_str_in_output`; then nothing needs to be held back at all.
     """
 
-    __slots__ = ("_automaton", "_held", "_include", "_matched", "_state", "_stop")
+    __slots__ = ("_automaton", "_first", "_held", "_include", "_matched", "_state", "_stop")
 
     def __init__(self, stop: Sequence[str], include_stop_str_in_output: bool = False):
         if "" in stop:
@@ -41,6 +41,7 @@ class StopChecker:
             )
         self._stop = tuple(stop)
         self._automaton = _build(self._stop)
+        self._first = self._automaton.first
         self._include = include_stop_str_in_output
         self._state = 0
         self._held = ""
@@ -58,6 +59,8 @@ class StopChecker:
         """
         if self._matched is not None:
             return StopResult("", self._matched)
+        if self._state == 0 and self._first.search(delta) is None:
+            return StopResult(delta)
         end, found = self._follow(delta, search)
         text = self._held + delta
         if found is None:
@@ -80,11 +83,10 @@ class StopChecker:
         """Advance over `delta`; the place after the first completion and its index in the list."""
         automaton = self._automaton
         children, fail, found = automaton.children, automaton.fail, automaton.found
-        first = automaton.first
         state, at, length = self._state, 0, len(delta)
         while at < length:
             if state == 0:
-                begin = first.search(delta, at)
+                begin = self._first.search(delta, at)
                 if begin is None:
                     break
                 at = begin.start()

@@ -77,15 +77,17 @@ def byte_of_character() -> dict[str, int]:
 
 
 class ByteTable(dict[int, bytes]):
-    """Token id -> bytes of that token; filled when first asked for. Ids without a token give `b""`.
+    """Token id -> bytes of that token, filled when first asked for.
 
-    Where the joining is `OTHER`, the bytes are the UTF-8 of the token decoded alone.
+    `b""` for the `skipped` ids and for ids without a token. Where the joining is `OTHER`, the bytes
+    are the UTF-8 of the token decoded alone.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, decoding: Decoding):
+    def __init__(self, backend: tokenizers.Tokenizer, decoding: Decoding, skipped: frozenset[int]):
         super().__init__()
         self._backend = backend
         self._joining = decoding.joining
+        self.update(dict.fromkeys(skipped, b""))
 
     def __missing__(self, token_id: int) -> bytes:
         token = token_text(self._backend, token_id)
@@ -105,17 +107,51 @@ class ByteTable(dict[int, bytes]):
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
 
-class PieceTable(dict[int, str | int]):
-    """Token id -> its text, or the value of the byte it stands for (`PIECES` joining only)."""
+class TextTable(dict[int, str | None]):
+    """Token id -> its bytes as text, None where they are not whole characters."""
 
-    def __init__(self, backend: tokenizers.Tokenizer):
+    def __init__(self, byte_table: ByteTable):
+        super().__init__()
+        self._bytes = byte_table
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text: str | None = self._bytes[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
+
+
+class PieceTable(dict[int, str | int]):
+    """Token id -> its text, or the value of the byte it stands for (`PIECES` joining only).
+
+    `""` for the `skipped` ids and for ids without a token.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, skipped: frozenset[int]):
         super().__init__()
         self._backend = backend
+        self.update(dict.fromkeys(skipped, ""))
 
     def __missing__(self, token_id: int) -> str | int:
         token = token_text(self._backend, token_id)
         self[token_id] = piece = "" if token is None else piece_of(token)
         return piece
+
+
+class TokenTables:
+    """The tables of one vocabulary, with the `skipped` ids standing for nothing."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        decoding: Decoding,
+        skipped: frozenset[int] = frozenset(),
+    ):
+        self.bytes = ByteTable(backend, decoding, skipped)
+        self.texts = TextTable(self.bytes)
+        self.pieces = PieceTable(backend, skipped)
 
 
 def piece_of(token: str) -> str | int:
@@ -133,14 +169,11 @@ def token_text(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
         raise PromptError(f"token id {token_id!r} is not an integer in [0, 2**32)") from None
 
 
-def unfinished_bytes(
-    table: ByteTable, token_ids: Sequence[int], skipped: frozenset[int] = frozenset()
-) -> bytes:
+def unfinished_bytes(table: ByteTable, token_ids: Sequence[int]) -> bytes:
     """The last bytes of the tokens that begin a UTF-8 character without ending it; at most 3."""
     tail = b""
     for token_id in reversed(token_ids):
-        if token_id not in skipped:
-            tail = table[token_id] + tail
-            if len(tail) >= _MAX_UTF8:
-                break
+        tail = table[token_id] + tail
+        if len(tail) >= _MAX_UTF8:
+            break
     return tail[utf_8_decode(tail, "replace", False)[1] :]

@@ -11,7 +11,7 @@ import tokenizers
 
 from jaxllm.text.errors import PromptError, TokenizerError, UnencodableTextError
 from jaxllm.text.gguf_tokenizer import load_gguf_tokenizer
-from jaxllm.text.token_bytes import ByteTable, Joining, PieceTable, decoding_of
+from jaxllm.text.token_bytes import Joining, TokenTables, decoding_of
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _FOLDER_FORMATS = ("safetensors", "orbax", "dummy")
@@ -57,8 +57,10 @@ class Tokenizer:
             if token.special
         )
         self.decoding = decoding_of(backend)
-        self._bytes = ByteTable(backend, self.decoding)
-        self._pieces = PieceTable(backend)
+        self._tables = (
+            TokenTables(backend, self.decoding),
+            TokenTables(backend, self.decoding, skipped=self.special_ids),
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens that the model expects around it (BOS, EOS) or
@@ -106,17 +108,11 @@ class Tokenizer:
         For special tokens, the UTF-8 of their name. A leading space that decoding a whole text
         would drop is kept.
         """
-        return self._bytes[token_id]
+        return self._tables[False].bytes[token_id]
 
-    @property
-    def byte_table(self) -> ByteTable:
-        """Token id -> bytes, the table behind `token_to_bytes`."""
-        return self._bytes
-
-    @property
-    def piece_table(self) -> PieceTable:
-        """Token id -> text or byte value; for SentencePiece vocabularies."""
-        return self._pieces
+    def tables(self, skip_special_tokens: bool) -> TokenTables:
+        """What each token stands for, special tokens shown or standing for nothing."""
+        return self._tables[skip_special_tokens]
 
     @cached_property
     def surrounding_ids(self) -> tuple[list[int], list[int]]:

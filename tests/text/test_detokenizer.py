@@ -174,18 +174,24 @@ def test_the_leading_space_is_dropped_only_at_the_start_of_the_whole_text(senten
     assert IncrementalDetokenizer(sentencepiece, [1]).append([the]) == "the"
 
 
-def test_cost_per_token_does_not_grow_with_the_length(byte_level):
-    """Counted, not timed: the tables are asked once per token, whatever came before."""
-    asked = 0
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece", "words", "metaspace"])
+def test_cost_per_token_does_not_grow_with_the_length(every_tokenizer, kind, monkeypatch):
+    """Counted, not timed: whole decodes are of a few tokens, and tables are asked once a token."""
+    tokenizer = every_tokenizer[kind]
+    asked: list[int] = []
+    decode = Tokenizer.decode
 
-    class Counting(dict):
-        def __getitem__(self, key):
-            nonlocal asked
-            asked += 1
-            return byte_level.byte_table[key]
+    def counting(self, ids, *args, **options):
+        asked.append(len(ids))
+        return decode(self, ids, *args, **options)
 
-    stream = IncrementalDetokenizer(byte_level, list(range(200)))
-    stream._stream._bytes = Counting().__getitem__
-    for i in range(3, 300):
-        stream.append([i])
-    assert asked == 297
+    monkeypatch.setattr(Tokenizer, "decode", counting)
+    prompt = [3 + i % (tokenizer.vocab_size - 3) for i in range(2000)]
+    stream = IncrementalDetokenizer(tokenizer, prompt)
+    for token_id in prompt:
+        stream.append([token_id])
+    if kind in ("byte-level", "sentencepiece"):
+        assert not asked
+    else:
+        assert len(asked) < 3 * len(prompt)
+        assert max(asked) < 20
