@@ -145,14 +145,15 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a checkpoint.
 
-    `format` is "gguf" for a GGUF file; for "safetensors", "orbax" and "dummy" the path is a folder
-    in the manner of Hugging Face, or a hub id (then `revision` names a branch, tag or commit).
+    `format` is "gguf" for a GGUF file; for "safetensors" and "orbax" the path is a folder in the
+    manner of Hugging Face, or a hub id (then `revision` names a branch, tag or commit); for "dummy"
+    it is any of these.
 
     Code from model repositories is never run: `trust_remote_code` is accepted because many launch
     scripts pass it, and a tokenizer that exists only as such code is refused either way.
     Raises `TokenizerError` for anything that cannot be loaded.
     """
-    if format == "gguf":
+    if format == "gguf" or (format == "dummy" and Path(path).is_file()):
         found = load_gguf_tokenizer(Path(path))
         return Tokenizer(
             found.backend,

@@ -66,6 +66,7 @@ def test_byte_level_equals_the_tokenizer_it_was_written_from(tmp_path):
         assert tokenizer.encode(text) == backend.encode(text).ids
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
     assert tokenizer.special_ids == {0, 1, 2}
+    assert load_tokenizer(path, format="dummy").encode("x") == tokenizer.encode("x")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
     assert tokenizer.chat_template == tokenizer.tool_chat_template == "{{ x }}"
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
