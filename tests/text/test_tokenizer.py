@@ -9,12 +9,18 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
 from jaxllm.text.chat_template import encode_chat, render_conversation
 from jaxllm.text.errors import PromptError, TokenizerError, UnencodableTextError
+from jaxllm.text.token_bytes import Decoding, Joining, decoding_of
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
-from tests.text.small_tokenizers import CORPUS, byte_level_backend, sentencepiece_backend
+from tests.text.small_tokenizers import (
+    CORPUS,
+    byte_level_backend,
+    sentencepiece_backend,
+    sentencepiece_vocab,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "smollm2_tokenizer.json"
 
@@ -97,7 +103,8 @@ def test_loading_imports_neither_torch_nor_jax(tmp_path):
     save_folder(tmp_path, byte_level_backend())
     code = (
         "import sys\n"
-        "from jaxllm.text.tokenizer import load_tokenizer\n"
+        "from jaxllm.text.token_bytes import Decoding, Joining, decoding_of
+from jaxllm.text.tokenizer import load_tokenizer\n"
         "assert 'transformers' not in sys.modules\n"
         f"load_tokenizer({str(tmp_path)!r}, format='safetensors')\n"
         "assert not {'torch', 'jax', 'jaxlib'} & sys.modules.keys()\n"
@@ -144,6 +151,17 @@ def test_bytes_of_tokens_join_to_the_text(every_tokenizer):
         for text in CORPUS:
             ids = tokenizer.encode(text, add_special_tokens=False)
             assert b"".join(map(tokenizer.token_to_bytes, ids)).decode() == text
+
+
+def test_the_joining_of_each_kind_is_recognised(every_tokenizer):
+    found = {name: tokenizer.decoding for name, tokenizer in every_tokenizer.items()}
+    assert found["byte-level"] == Decoding(Joining.BYTES)
+    assert found["sentencepiece"] == Decoding(Joining.PIECES, strip_leading_space=True)
+    assert found["sentencepiece-no-strip"] == Decoding(Joining.PIECES)
+    assert found["words"] == found["metaspace"] == Decoding(Joining.OTHER)
+    vocab = {piece: i for i, piece in enumerate(sentencepiece_vocab())}
+    llama = LlamaTokenizer(vocab=vocab, merges=[("t", "h")])
+    assert decoding_of(llama.backend_tokenizer) == found["sentencepiece"]
 
 
 def test_spaces_between_special_tokens(every_tokenizer):
