@@ -103,8 +103,7 @@ def test_loading_imports_neither_torch_nor_jax(tmp_path):
     save_folder(tmp_path, byte_level_backend())
     code = (
         "import sys\n"
-        "from jaxllm.text.token_bytes import Decoding, Joining, decoding_of
-from jaxllm.text.tokenizer import load_tokenizer\n"
+        "from jaxllm.text.tokenizer import load_tokenizer\n"
         "assert 'transformers' not in sys.modules\n"
         f"load_tokenizer({str(tmp_path)!r}, format='safetensors')\n"
         "assert not {'torch', 'jax', 'jaxlib'} & sys.modules.keys()\n"
