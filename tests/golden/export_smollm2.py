@@ -6,10 +6,10 @@ project's; ``benchmarks/compare/setup_peers.sh`` makes one). The GGUF comes from
 
     python tests/golden/export_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf OUT_DIR
 
-writes ``OUT_DIR/smollm2-f32`` (weights exactly as ``gguf.dequantize`` gives them, query and key rows
-put back into Hugging Face order) and ``OUT_DIR/smollm2-bf16`` (the same, rounded to bfloat16), each
-with config.json, generation_config.json, tokenizer.json and a tokenizer_config.json that holds the
-chat template.
+writes ``OUT_DIR/smollm2-f32`` (weights exactly as ``gguf.dequantize`` gives them, query and key
+rows put back into Hugging Face order) and ``OUT_DIR/smollm2-bf16`` (the same, rounded to bfloat16),
+each with config.json, generation_config.json, tokenizer.json and a tokenizer_config.json that holds
+the chat template.
 
 transformers ignores ``tokenizer.ggml.pre``. The value here, ``smollm``, stands for: every number
 character by itself, then the GPT-2 pattern. It is restored below, otherwise runs of spaces before
@@ -64,7 +64,10 @@ def dequantised(path: Path, heads: int, kv_heads: int) -> dict[str, np.ndarray]:
         "attn_norm": "input_layernorm",
         "ffn_norm": "post_attention_layernorm",
     }
-    top = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    top = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
     out: dict[str, np.ndarray] = {}
     for tensor in gguf.GGUFReader(path).tensors:
         weight = gguf.dequantize(tensor.data, tensor.tensor_type)
