@@ -9,8 +9,8 @@ Needs torch, transformers and safetensors (an environment of its own, not the pr
 For each entry of ``FAMILIES`` the folder ``data/<name>/`` holds
 
 - ``config.json`` and ``model.safetensors`` (float32) as ``save_pretrained`` writes them;
-- ``config_v4.json``, where the entry has RoPE scaling: the same settings spelt as transformers 4
-  did (``rope_theta``, ``rope_scaling``, ``torch_dtype``), checked here to give equal logits;
+- ``config_v4.json``: the same settings spelt as transformers 4 did (``rope_theta``,
+  ``rope_scaling``, ``torch_dtype``), checked here to give equal logits;
 - ``recording.npz``: for i in 0, 1 the arrays ``ids_i`` [T] int32 with ``logits_i`` [T, V] float32
   (one forward pass over the sequence, no cache, eager attention), and ``prompt_i`` int32,
   ``greedy_i`` [32] int32 with ``gap_i`` [32] float32, the distance between the best two logits.
@@ -380,10 +380,16 @@ def spell_as_v4(config: dict[str, Any]) -> dict[str, Any]:
     config = dict(config)
     parameters = dict(config.pop("rope_parameters"))
     config["rope_theta"] = parameters.pop("rope_theta")
-    config["rope_scaling"] = parameters
+    config["rope_scaling"] = None if parameters["rope_type"] == "default" else parameters
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.46.0"
     return config
+
+
+def write_v4_config(folder: Path) -> None:
+    settings = spell_as_v4(json.loads((folder / "config.json").read_text()))
+    text = json.dumps(settings, indent=2, sort_keys=True)
+    (folder / "config_v4.json").write_text(text + "\n")
 
 
 def record(name: str, family: Family) -> dict[str, Any]:
@@ -402,16 +408,12 @@ def record(name: str, family: Family) -> dict[str, Any]:
     (folder / "generation_config.json").unlink()
     np.savez_compressed(folder / "recording.npz", **arrays)
 
-    variants = [folder / "config.json"]
-    if family.config.rope_parameters["rope_type"] != "default":
-        variants.append(folder / "config_v4.json")
-        settings = spell_as_v4(json.loads(variants[0].read_text()))
-        variants[1].write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-    for path in variants:
-        config = type(family.config)(**json.loads(path.read_text()))
+    write_v4_config(folder)
+    for name in ("config.json", "config_v4.json"):
+        config = type(family.config)(**json.loads((folder / name).read_text()))
         again = build(config, model.state_dict())
         if not np.array_equal(logits_of(again, arrays["ids_0"]), arrays["logits_0"]):
-            raise SystemExit(f"{path} does not give the recorded logits")
+            raise SystemExit(f"{folder / name} does not give the recorded logits")
     gap = min(float(arrays["gap_0"].min()), float(arrays["gap_1"].min()))
     return {"about": family.about, "seed": seed, "smallest_greedy_gap": gap, **report}
 
