@@ -77,7 +77,7 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     dtype = jnp.dtype(checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
     model = FunctionalModel.build(
-        family, model_config, dtype, mesh, choose_ops(device.platform, dtype, mesh.size)
+        family, model_config, dtype, mesh, choose_ops(device.platform, mesh.size)
     )
     plan = AttentionPlan(
         impl=_attention_impl(config, device),
@@ -101,7 +101,6 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
         policy=config.scheduling_policy,
     )
     use_async = config.async_scheduling
-    use_defaults = config.generation_config == "auto"
     core = EngineCore(
         scheduler_config,
         runner,
@@ -125,19 +124,16 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
         runner=runner,
         num_blocks=runner_config.num_blocks,
         eos_token_ids=_eos_token_ids(checkpoint, tokenizer),
-        generation_config=checkpoint.generation_config
-        if config.generation_config == "auto"
-        else {},
+        generation_config=_defaults(config, checkpoint),
     )
 
 
 def _load_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer | None:
     if config.skip_tokenizer_init:
         return None
-    if config.tokenizer is not None:
-        other = resolve(config.tokenizer, load_format="dummy")
-        return load_tokenizer(other.path, format=other.format)
-    return load_tokenizer(checkpoint.path, format=checkpoint.format)
+    source = config.tokenizer or checkpoint.path
+    kind = "gguf" if Path(source).suffix == ".gguf" else "safetensors"
+    return load_tokenizer(source, format=kind, revision=config.revision)
 
 
 def _attention_impl(config: EngineConfig, device: jax.Device) -> str:
@@ -148,6 +144,10 @@ def _attention_impl(config: EngineConfig, device: jax.Device) -> str:
         platform=device.platform,
         compute_capability=getattr(device, "compute_capability", None),
     )
+
+
+def _defaults(config: EngineConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    return checkpoint.generation_config if config.generation_config == "auto" else {}
 
 
 def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:

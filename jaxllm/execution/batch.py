@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxllm.engine.request import Request
 from jaxllm.engine.step_plan import StepPlan
+from jaxllm.execution.noise import uniform
 
 # Sampler programs by need, in rising order: a batch takes the largest need of its requests.
 GREEDY, RANDOM, TRUNCATED = range(3)
@@ -24,15 +25,12 @@ class SamplingFields:
     Attributes:
       rows: index of the row's last token among the step's tokens.
       slots: the request's slot; rows without a request have slot S, a spare one.
-      positions: position of the token to draw, which keys its noise.
-      seed_low, seed_high: the request's 64-bit seed.
+      uniform: the noise of the draw, in [0, 1).
     """
 
     rows: Any
     slots: Any
-    positions: Any
-    seed_low: Any
-    seed_high: Any
+    uniform: Any
     temperature: Any
     top_k: Any
     top_p: Any
@@ -40,7 +38,7 @@ class SamplingFields:
 
 
 NUM_SAMPLING_FIELDS = len(dataclasses.fields(SamplingFields))
-# Fields that stay as they are while a request keeps its slot: seed_low onward.
+# Fields that stay as they are while a request keeps its slot: temperature onward.
 FIRST_SLOT_FIELD = 3
 
 
@@ -127,6 +125,7 @@ class BatchPacker:
             (NUM_SAMPLING_FIELDS - FIRST_SLOT_FIELD, max_num_seqs), np.int32
         )
         self._needs = np.zeros(max_num_seqs, np.int8)
+        self._seeds = np.zeros(max_num_seqs, np.uint64)
 
     def pack(self, plan: StepPlan, layout: BatchLayout) -> tuple[np.ndarray, int, int]:
         """The buffer int32 [layout.size], the number of sampling rows, and the sampler's need."""
@@ -167,10 +166,12 @@ class BatchPacker:
         sampling.rows[:num_sampled] = ends[samples] - 1
         sampling.slots[:] = self.max_num_seqs
         sampling.slots[:num_sampled] = sampled_slots
-        sampling.positions[:num_sampled] = (starts + counts)[samples]
+        need = int(self._needs[sampled_slots].max(initial=GREEDY))
+        if need != GREEDY:
+            noise = uniform(self._seeds[sampled_slots], (starts + counts)[samples])
+            sampling.uniform[:num_sampled] = noise.view(np.int32)
         matrix = packed[: layout.sampling_size].reshape(NUM_SAMPLING_FIELDS, self.max_num_seqs)
         matrix[FIRST_SLOT_FIELD:, :num_sampled] = self._slot_fields[:, sampled_slots]
-        need = int(self._needs[sampled_slots].max(initial=GREEDY))
         return packed, num_sampled, need
 
     def reset(self) -> None:
@@ -178,11 +179,10 @@ class BatchPacker:
 
     def _set_slot(self, request: Request) -> None:
         params, slot = request.params, request.slot
-        seed = request.seed & (2**64 - 1)
+        self._seeds[slot] = request.seed & (2**64 - 1)
         floats = np.array([params.temperature, params.top_p, params.min_p], np.float32)
         temperature, top_p, min_p = floats.view(np.int32)
-        seed_words = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32).view(np.int32)
-        self._slot_fields[:, slot] = [*seed_words, temperature, params.top_k, top_p, min_p]
+        self._slot_fields[:, slot] = [temperature, params.top_k, top_p, min_p]
         self._needs[slot] = (
             GREEDY if params.is_greedy else TRUNCATED if params.truncates else RANDOM
         )

@@ -38,12 +38,12 @@ def compile_counts() -> CompileCounts:
     counts = CompileCounts()
     lock = threading.Lock()
 
-    def on_duration(event: str, duration: float, **_: Any) -> None:
+    def on_duration(event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == _COMPILE_EVENT:
             with lock:
                 counts.requested += 1
 
-    def on_event(event: str, **_: Any) -> None:
+    def on_event(event: str, **kwargs: Any) -> None:
         if event == _CACHE_HIT_EVENT:
             with lock:
                 counts.cache_hits += 1

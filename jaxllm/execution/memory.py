@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ class ProgramMemory:
 
     @classmethod
     def of(cls, compiled: jax.stages.Compiled) -> "ProgramMemory":
-        analysis = compiled.memory_analysis()
+        analysis: Any = compiled.memory_analysis()
         fresh_output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
         return cls(
             analysis.temp_size_in_bytes + max(fresh_output, 0),

@@ -1,17 +1,27 @@
 """Which arithmetic a model is built with on which platform."""
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxllm.models.layers import Ops
+from pallas_kernels.linear import linear, select_impl
 
 
-def choose_ops(platform: str, dtype: np.dtype, num_devices: int) -> Ops:
-    """Ops for a platform ("cpu", "gpu", ...), the weights' dtype and the mesh's size.
+def choose_ops(platform: str, num_devices: int) -> Ops:
+    """Ops for a platform ("cpu", "gpu", ...) and a mesh of this size.
 
     On a CPU activations stay in float32 between the products: narrow floats have no vector
-    arithmetic there, and XLA would convert back and forth around every operation.
+    arithmetic there, and XLA would convert back and forth around every operation. The C++ product
+    is opaque to XLA's partitioner, so a sharded model takes XLA's.
     """
     if platform != "cpu":
         return Ops()
-    return Ops(activation_dtype=jnp.dtype(jnp.float32))
+    if num_devices > 1 or select_impl() == "xla":
+        return Ops(activation_dtype=jnp.float32)
+    return Ops(linear=_linear, activation_dtype=jnp.float32)
+
+
+def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [..., in] times weight [out, in] through the C++ kernel."""
+    flat = linear(x.reshape(-1, x.shape[-1]), weight)
+    return flat.reshape(*x.shape[:-1], weight.shape[0])

@@ -80,7 +80,8 @@ class FunctionalModel:
 
     def bind_head(self, head_params: Params) -> Any:
         """The module with only `head_names` filled in: for `logits` alone."""
-        return self.bind({**self.abstract, **head_params})
+        placeholders: dict[str, Any] = dict(self.abstract)
+        return self.bind(placeholders | head_params)
 
     @property
     def num_bytes_per_device(self) -> int:

@@ -1,20 +1,20 @@
 """The sampler: from logits [R, V] to token ids [R], one program per need.
 
-A draw uses one uniform number, keyed by the request's seed and the position of the token
-(counter-based threefry), so it does not depend on the batch, on chunking or on preemption.
+A draw uses one uniform number, which depends on the request's seed and the position of the token
+alone (jaxllm.execution.noise).
 The order of operations is temperature, min-p, top-k, top-p.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from pallas_kernels.sampling import (
-    two_stage_argmax,
-    two_stage_categorical,
-    two_stage_top_k,
-)
 
 from jaxllm.execution.batch import GREEDY, RANDOM, SamplingFields
+from pallas_kernels.sampling import (
+    inverse_cdf_draw,
+    two_stage_argmax,
+    two_stage_top_k,
+)
 
 # Candidates that truncated sampling looks at first; rows whose kept set may be larger take the
 # path over the whole vocabulary.
@@ -29,28 +29,14 @@ def sample(logits: jax.Array, fields: SamplingFields, need: int) -> jax.Array:
     temperature = _floats(fields.temperature)
     is_greedy = temperature == 0.0
     scaled = logits / jnp.where(is_greedy, 1.0, temperature)[:, None]
-    uniform = draw_uniform(fields)
+    uniform = _floats(fields.uniform)
     if need == RANDOM:
-        ids = two_stage_categorical(scaled, uniform)
+        ids = inverse_cdf_draw(scaled, uniform)
     else:
         ids = _sample_truncated(
             scaled, uniform, fields.top_k, _floats(fields.top_p), _floats(fields.min_p)
         )
     return jnp.where(is_greedy, greedy_ids, ids)
-
-
-def draw_uniform(fields: SamplingFields) -> jax.Array:
-    """One float32 in [0, 1) a row, a pure function of (seed, position)."""
-
-    def draw(low: jax.Array, high: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(jnp.stack([high, low]).astype(jnp.uint32))
-        return jax.random.uniform(jax.random.fold_in(key, position))
-
-    return jax.vmap(draw)(
-        lax.bitcast_convert_type(fields.seed_low, jnp.uint32),
-        lax.bitcast_convert_type(fields.seed_high, jnp.uint32),
-        fields.positions,
-    )
 
 
 def _floats(bits: jax.Array) -> jax.Array:
@@ -94,7 +80,7 @@ def _sample_truncated(
         cut = jnp.maximum(floor, _kth_largest(scaled, k))
         kept = jnp.where(scaled >= cut[:, None], weights, 0.0)
         cut = jnp.maximum(cut, _nucleus_floor(scaled, kept, top_p))
-        return two_stage_categorical(jnp.where(scaled >= cut[:, None], scaled, -jnp.inf), uniform)
+        return inverse_cdf_draw(jnp.where(scaled >= cut[:, None], scaled, -jnp.inf), uniform)
 
     from_all = lax.cond(
         jnp.all(inside), lambda _: jnp.zeros_like(from_candidates), draw_from_all, None

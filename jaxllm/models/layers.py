@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 
 def plain_linear(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -34,13 +35,13 @@ class Ops:
     """
 
     linear: Callable[[jax.Array, jax.Array], jax.Array] = plain_linear
-    activation_dtype: jnp.dtype | None = None
+    activation_dtype: DTypeLike | None = None
 
 
 class Embedding(nnx.Module):
     """Token embedding, weight [V, hidden]."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         weight = jax.random.normal(rngs.params(), (vocab_size, hidden_size)) * hidden_size**-0.5
         self.weight = nnx.Param(weight.astype(dtype), logical_axes=("vocab", "embed"))
 
@@ -58,7 +59,7 @@ class Linear(nnx.Module):
         out_features: int,
         axes: tuple[str, str],
         ops: Ops,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
         bias: bool = False,
     ):
@@ -78,7 +79,7 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
     """Root mean square normalisation (arXiv 1910.07467) over the last axis, in float32."""
 
-    def __init__(self, size: int, eps: float, dtype: jnp.dtype, axis: str = "embed"):
+    def __init__(self, size: int, eps: float, dtype: DTypeLike, axis: str = "embed"):
         self.weight = nnx.Param(jnp.ones((size,), dtype), logical_axes=(axis,))
         self.eps = eps
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers import Embedding, Linear, Ops, RMSNorm
@@ -38,7 +39,7 @@ def causal_attention(
 
 
 class Attention(nnx.Module):
-    def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.layer = layer
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
@@ -68,7 +69,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = Linear(hidden, inner, ("mlp", "embed"), ops, dtype, rngs, bias)
         self.up_proj = Linear(hidden, inner, ("mlp", "embed"), ops, dtype, rngs, bias)
@@ -79,7 +80,7 @@ class MLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(hidden, eps, dtype)
         self.self_attn = Attention(config, layer, ops, dtype, rngs)
@@ -92,7 +93,7 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    def __init__(self, config: ModelConfig, ops: Ops, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.ops = ops
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, rngs)
@@ -104,7 +105,9 @@ class Decoder(nnx.Module):
     def __call__(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
         x = self.embed_tokens(token_ids)
         x = x.astype(self.ops.activation_dtype or x.dtype)
-        cos, sin = rope_tables(positions, *self.config.rope.frequencies(self.config.head_dim))
+        tables = rope_tables(positions, *self.config.rope.frequencies(self.config.head_dim))
+        # Without the barrier XLA computes the sines anew in every layer.
+        cos, sin = jax.lax.optimization_barrier(tables)
         for layer in self.layers:
             x = layer(x, cos, sin, attend)
         return self.norm(x)
@@ -126,7 +129,7 @@ class LlamaForCausalLM(nnx.Module):
         self,
         config: ModelConfig,
         *,
-        dtype: jnp.dtype = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         ops: Ops = Ops(),  # noqa: B008 - frozen
         rngs: nnx.Rngs,
     ):

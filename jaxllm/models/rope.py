@@ -14,7 +14,19 @@ import numpy as np
 
 from jaxllm.errors import ConfigError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Scalings that are known, and what each must bring.
+REQUIRED_PARAMETERS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+ROPE_TYPES = tuple(REQUIRED_PARAMETERS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +48,7 @@ class RopeConfig:
         """Reads `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling`.
 
         Raises:
-          ConfigError: a rope type that is not one of ROPE_TYPES.
+          ConfigError: a rope type that is not one of ROPE_TYPES, or one without its parameters.
         """
         scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope_type = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
@@ -48,6 +60,9 @@ class RopeConfig:
             scaling.setdefault(
                 "original_max_position_embeddings", config.get("max_position_embeddings")
             )
+        for name in REQUIRED_PARAMETERS[rope_type]:
+            if scaling.get(name) is None:
+                raise ConfigError(f"rope type {rope_type!r} needs {name!r}")
         return cls(float(theta), rope_type, tuple(sorted(scaling.items())))
 
     def frequencies(self, head_dim: int) -> tuple[np.ndarray, float]:
