@@ -167,6 +167,15 @@ def test_a_run_of_byte_tokens_is_held_until_it_ends(sentencepiece):
     assert broken.append([*raw, raw[0], fox]) == "\ufffd" * 5 + "fox"
 
 
+def test_a_run_of_the_prompt_that_the_output_breaks(sentencepiece):
+    """Bytes of the prompt are not shown again; each byte of the output is one U+FFFD."""
+    *start, fox = (
+        sentencepiece.backend.token_to_id(token) for token in ("<0xC3>", "<0xA9>", "<0xFF>", "fox")
+    )
+    stream = IncrementalDetokenizer(sentencepiece, start[:2])
+    assert stream.append([start[2], start[2], fox]) == "\ufffd\ufffdfox"
+
+
 def test_the_leading_space_is_dropped_only_at_the_start_of_the_whole_text(sentencepiece):
     the = sentencepiece.backend.token_to_id("▁the")
     assert IncrementalDetokenizer(sentencepiece, []).append([the, the]) == "the the"

@@ -100,6 +100,7 @@ def test_without_search_a_stop_string_passes_but_one_that_ends_later_counts():
     checker = StopChecker(["ab"])
     assert checker.feed("abxa", search=False) == StopResult("abx")
     assert checker.feed("b") == StopResult("", "ab")
+    assert StopChecker(["ab"]).feed("xab", search=False).text == "xab"
     longer = StopChecker(["ab", "abc"])
     assert longer.feed("ab", search=False).text == ""
     assert longer.feed("c") == StopResult("", "abc")
