@@ -43,45 +43,50 @@ INLINE void prefetch(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i);
 }
 
+// acc[r, t] += q[r] . k[t] over one half of 2 W values: the queries stay in registers.
+template <int half, int R, int N, class T>
+INLINE void dot_half(const float* q, const T* const* k, int i, int d, vf (&acc)[R][N]) {
+  vf x[R];
+  for (int r = 0; r < R; r++) x[r] = load(q + r * d + i + half * W);
+  for (int t = 0; t < N; t++) {
+    vf y = load_half<half>(k[t] + i);
+    for (int r = 0; r < R; r++) acc[r][t] = fma(x[r], y, acc[r][t]);
+  }
+}
+template <int R, int N, class T>
+INLINE void dot_tokens(const float* q, const T* const* k, int d, vf (&acc)[R][N]) {
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < N; t++) acc[r][t] = (vf){};
+  int i = 0;
+  for (; i + 2 * W <= d; i += 2 * W) {
+    dot_half<0>(q, k, i, d, acc);
+    dot_half<1>(q, k, i, d, acc);
+  }
+  if (i < d)
+    for (int t = 0; t < N; t++) {
+      vf y = load(k[t] + i);
+      for (int r = 0; r < R; r++) acc[r][t] = fma(load(q + r * d + i), y, acc[r][t]);
+    }
+}
+
 // scores[r, j] = q[r] . k[j] for n tokens.
 template <int R, class T>
 INLINE void dot_rows(const float* q, const T* const* k, int n, int d, float* scores) {
   int j = 0;
   for (; j + 4 <= n; j += 4) {
     vf acc[R][4];
-    for (int r = 0; r < R; r++)
-      for (int t = 0; t < 4; t++) acc[r][t] = (vf){};
-    int i = 0;
-    for (; i + 2 * W <= d; i += 2 * W)
-      for (int t = 0; t < 4; t++) {
-        vf a, b;
-        load_pair(k[j + t] + i, a, b);
-        for (int r = 0; r < R; r++) {
-          acc[r][t] = fma(load(q + r * d + i), a, acc[r][t]);
-          acc[r][t] = fma(load(q + r * d + i + W), b, acc[r][t]);
-        }
-      }
-    if (i < d)
-      for (int t = 0; t < 4; t++) {
-        vf a = load(k[j + t] + i);
-        for (int r = 0; r < R; r++) acc[r][t] = fma(load(q + r * d + i), a, acc[r][t]);
-      }
+    dot_tokens(q, k + j, d, acc);
     for (int r = 0; r < R; r++)
       *(v4f*)(scores + r * kBlockTokens + j) = sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
   }
-  for (; j < n; j++)
+  for (; j < n; j++) {
+    vf acc[R][1];
+    dot_tokens(q, k + j, d, acc);
     for (int r = 0; r < R; r++) {
-      vf acc = {};
-      int i = 0;
-      for (; i + 2 * W <= d; i += 2 * W) {
-        vf a, b;
-        load_pair(k[j] + i, a, b);
-        acc = fma(load(q + r * d + i), a, acc);
-        acc = fma(load(q + r * d + i + W), b, acc);
-      }
-      if (i < d) acc = fma(load(q + r * d + i), load(k[j] + i), acc);
-      scores[r * kBlockTokens + j] = sum4(acc, acc, acc, acc)[0];
+      vf a = acc[r][0];
+      scores[r * kBlockTokens + j] = sum4(a, a, a, a)[0];
     }
+  }
 }
 
 // o[r, first : first + V * W] += sum over j of weights[r, j] v[j].
@@ -98,8 +103,7 @@ INLINE void add_weighted(const float* weights, const T* const* v, int n, int d, 
       for (int r = 0; r < R; r++) acc[r][0] = fma(splat(weights[r * kBlockTokens + j]), a, acc[r][0]);
     } else {
       for (int i = 0; i < V; i += 2) {
-        vf a, b;
-        load_pair(row + i * W, a, b);
+        vf a = load_half<0>(row + i * W), b = load_half<1>(row + i * W);
         for (int r = 0; r < R; r++) {
           vf p = splat(weights[r * kBlockTokens + j]);
           acc[r][i] = fma(p, a, acc[r][i]);

@@ -333,7 +333,6 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
                         (char*)packed.data() + first * bytes);
     });
   }
-  const int64_t floats = kernels.linear_scratch(a);
   const int64_t columns = (a.n + kLinearColumns - 1) / kLinearColumns;
   // A claim should be worth some 20 us: about 2^19 multiply-adds, or 2^17 weights where reading
   // them is the cost; and there should be several per thread.
@@ -342,9 +341,8 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   const int64_t per_claim = std::max<int64_t>(
       1, std::min<int64_t>((1 << 19) / std::max<int64_t>(1, cost) + 1, columns / (threads * 4)));
   parallel_for(pool, (columns + per_claim - 1) / per_claim, [&](int64_t i) {
-    float* scratch = thread_scratch(floats);
     for (int64_t c = i * per_claim; c < std::min(columns, (i + 1) * per_claim); c++)
-      kernels.linear(a, c * kLinearColumns, std::min(a.n, (c + 1) * kLinearColumns), scratch);
+      kernels.linear(a, c * kLinearColumns, std::min(a.n, (c + 1) * kLinearColumns));
   });
   return ffi::Error::Success();
 }

@@ -65,9 +65,8 @@ struct Kernels {
   bool (*packs_bf16)(Dtype w_dtype);
   void (*pack_rows)(const void* x, Dtype x_dtype, int64_t rows, int64_t k, int64_t k_padded,
                     Dtype w_dtype, void* packed);
-  int64_t (*linear_scratch)(const LinearArgs&);  // floats that linear needs
   // Columns [n0, n1) of the product; n1 - n0 <= kLinearColumns.
-  void (*linear)(const LinearArgs&, int64_t n0, int64_t n1, float* scratch);
+  void (*linear)(const LinearArgs&, int64_t n0, int64_t n1);
 };
 
 namespace isa_base { const Kernels& kernels(); }

@@ -2,18 +2,17 @@
 //
 // Every element is a dot product whose additions come in one order, whatever the number of rows or
 // threads: so a row's bits do not depend on the batch. Vector lanes run along k, which needs no
-// repacking of w; few rows read w once at memory speed, many rows share a widened block of it.
+// repacking of w: four rows of w stay in the first cache while the rows of x go by, and a register
+// tile loads seven vectors for twelve multiply-adds.
 #pragma once
 #include "vec.h"
 
 namespace cpu_kernels {
 namespace ISA_NS {
 
-constexpr int kFewRows = 2 * kMaxRows;  // up to here w is widened as it is read
-constexpr int kRowBlock = 48;           // rows that share a widened block of w
-constexpr int kDepthBlock = 1024;       // k per widened block
-constexpr int kGroup = 2 * W;           // k per step
-constexpr int kStreamAhead = 1024;      // bytes of each row of w to ask for in advance
+constexpr int kRowBlock = 48;       // rows of x that stay in the second cache
+constexpr int kGroup = 2 * W;       // k per step
+constexpr int kStreamAhead = 1024;  // bytes of each row of w to ask for in advance
 
 #if defined(__AVX512BF16__)
 constexpr bool kHasBf16Dot = true;
@@ -21,41 +20,46 @@ constexpr bool kHasBf16Dot = true;
 constexpr bool kHasBf16Dot = false;
 #endif
 
-// What x is packed to and w is read as: f32 values and f32 accumulators per lane, or bf16 pairs.
-struct F32Dot {
-  using X = float;
-  template <class T> static INLINE_MEMBER void load_w(const T* w, vf& a, vf& b) {
-    load_pair(w, a, b);
+// acc[r, c] += x[r] . w[c] over kGroup values, of which x stays in registers.
+template <int half, int R, int C, class T>
+INLINE void add_half(const float* x, int64_t stride, const T* const* w, int64_t i,
+                     vf (&acc)[R][C]) {
+  vf y[R];
+  for (int r = 0; r < R; r++) y[r] = load(x + r * stride + i + half * W);
+  for (int c = 0; c < C; c++) {
+    vf a = load_half<half>(w[c] + i);
+    for (int r = 0; r < R; r++) acc[r][c] = fma(y[r], a, acc[r][c]);
   }
-  static INLINE_MEMBER vf add(const float* x, vf a, vf b, vf acc) {
-    return fma(load(x + W), b, fma(load(x), a, acc));
-  }
-};
+}
+template <int R, int C, class T>
+INLINE void add_group(const float* x, int64_t stride, const T* const* w, int64_t i,
+                      vf (&acc)[R][C]) {
+  add_half<0>(x, stride, w, i, acc);
+  add_half<1>(x, stride, w, i, acc);
+}
 #if defined(__AVX512BF16__)
-struct Bf16Dot {
-  using X = uint16_t;
-  static INLINE_MEMBER void load_w(const bf16* w, vf& a, vf&) {
-    a = (vf)_mm512_loadu_ps((const float*)w);
+// The same for x rounded to bf16: products of pairs, summed in f32.
+template <int R, int C>
+INLINE void add_group(const bf16* x, int64_t stride, const bf16* const* w, int64_t i,
+                      vf (&acc)[R][C]) {
+  __m512bh y[R];
+  for (int r = 0; r < R; r++) y[r] = (__m512bh)_mm512_loadu_si512(x + r * stride + i);
+  for (int c = 0; c < C; c++) {
+    __m512bh a = (__m512bh)_mm512_loadu_si512(w[c] + i);
+    for (int r = 0; r < R; r++) acc[r][c] = (vf)_mm512_dpbf16_ps((__m512)acc[r][c], y[r], a);
   }
-  static INLINE_MEMBER vf add(const uint16_t* x, vf a, vf, vf acc) {
-    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(x), (__m512bh)a);
-  }
-};
+}
 #endif
 
-struct Partial { vf lanes[kRowBlock][kLinearColumns]; };
-
-// acc[r, c] += x[r] . w[c] over k values, a multiple of kGroup.
-template <class Dot, int R, int C, class T>
-INLINE void dot_tile(const typename Dot::X* x, int64_t x_stride, const T* const* w, int64_t from,
-                     int64_t to, bool stream, vf (&acc)[R][C]) {
-  for (int64_t i = from; i < to; i += kGroup)
-    for (int c = 0; c < C; c++) {
-      vf a, b;
-      Dot::load_w(w[c] + i, a, b);
-      if (stream) __builtin_prefetch(w[c] + i + kStreamAhead / sizeof(T));
-      for (int r = 0; r < R; r++) acc[r][c] = Dot::add(x + r * x_stride + i, a, b, acc[r][c]);
-    }
+// acc[r, c] += x[r] . w[c] over k in [0, depth), a multiple of kGroup.
+template <bool stream, int R, int C, class X, class T>
+INLINE void dot_tile(const X* x, int64_t stride, const T* const* w, int64_t depth,
+                     vf (&acc)[R][C]) {
+  for (int64_t i = 0; i < depth; i += kGroup) {
+    if (stream)
+      for (int c = 0; c < C; c++) __builtin_prefetch(w[c] + i + kStreamAhead / sizeof(T));
+    add_group(x, stride, w, i, acc);
+  }
 }
 
 template <int R, int C>
@@ -95,9 +99,8 @@ INLINE void weight_tail(const LinearArgs& a, const T* const* rows, T (*tail)[kGr
     memcpy((void*)tail[c], (const void*)(rows[c] + whole), sizeof(T) * (a.k - whole));
 }
 
-template <class Dot, int R, int C, class T>
-INLINE void few_rows_tile(const LinearArgs& a, int64_t row, int64_t column) {
-  using X = typename Dot::X;
+template <class X, int R, int C, class T>
+INLINE void tile(const LinearArgs& a, int64_t row, int64_t column) {
   const T* rows[C];
   weight_rows<C>(a, column, rows);
   const int64_t whole = a.k / kGroup * kGroup;
@@ -105,86 +108,29 @@ INLINE void few_rows_tile(const LinearArgs& a, int64_t row, int64_t column) {
   vf acc[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) acc[r][c] = (vf){};
-  dot_tile<Dot, R, C>(x, a.k_padded, rows, 0, whole, row == 0, acc);
+  dot_tile<R == 1>(x, a.k_padded, rows, whole, acc);
   if (whole < a.k) {
     T tail[C][kGroup];
     weight_tail<C>(a, rows, tail);
     const T* tails[C];
     for (int c = 0; c < C; c++) tails[c] = tail[c];
-    dot_tile<Dot, R, C>(x + whole, a.k_padded, tails, 0, kGroup, false, acc);
+    dot_tile<false>(x + whole, a.k_padded, tails, kGroup, acc);
   }
   write_tile<R, C>(a, row, column, acc);
 }
 
-template <class Dot, class T>
-static void few_rows(const LinearArgs& a, int64_t n0, int64_t n1) {
+template <class X, class T>
+static void columns(const LinearArgs& a, int64_t n0, int64_t n1) {
   if (a.m == 1) {
-    for (int64_t n = n0; n < n1; n += 8) few_rows_tile<Dot, 1, 8, T>(a, 0, n);
+    for (int64_t n = n0; n < n1; n += 8) tile<X, 1, 8, T>(a, 0, n);
     return;
   }
-  for (int64_t n = n0; n < n1; n += 4)
-    for_row_groups((int)a.m, [&](auto size, int row) __attribute__((always_inline)) {
-      few_rows_tile<Dot, decltype(size)::value, 4, T>(a, row, n);
-    });
-}
-
-// k in [from, to) of columns [n0, n1) as f32, in load_pair's order, zeros past the end of k.
-template <class T>
-INLINE void widen_weights(const LinearArgs& a, int64_t n0, int64_t n1, int64_t from, int64_t to,
-                          float* dst) {
-  const int64_t depth = to - from, whole = min_of(to, a.k / kGroup * kGroup) - from;
-  for (int64_t n = n0; n < n1; n++, dst += depth) {
-    const T* row = (const T*)a.w + n * a.k + from;
-    widen(row, whole, dst);
-    if (whole < depth) {
-      T tail[kGroup];
-      memset((void*)tail, 0, sizeof tail);
-      memcpy((void*)tail, (const void*)(row + whole), sizeof(T) * (a.k - from - whole));
-      widen(tail, kGroup, dst + whole);
-    }
-  }
-}
-
-// Rows [row0, row0 + rows) by columns [n0, n1) over k in [from, to), whose widened weights are at w.
-// Lane sums wait in `partial` between blocks of k.
-static void multiply_block(const LinearArgs& a, int64_t row0, int rows, int64_t n0, int64_t n1,
-                           int64_t from, int64_t to, const float* w, Partial& partial) {
-  const int64_t depth = to - from;
-  for (int64_t n = n0; n < n1; n += 4) {
-    const float* columns[4];
-    for (int c = 0; c < 4; c++) columns[c] = w + min_of<int64_t>(n + c - n0, n1 - 1 - n0) * depth;
-    for_row_groups(rows, [&](auto size, int r0) __attribute__((always_inline)) {
-      constexpr int R = decltype(size)::value;
-      vf acc[R][4];
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 4; c++)
-          acc[r][c] = from > 0 ? partial.lanes[r0 + r][n - n0 + c] : (vf){};
-      dot_tile<F32Dot, R, 4>((const float*)a.x + (row0 + r0) * a.k_padded + from, a.k_padded,
-                             columns, 0, depth, false, acc);
-      if (to == a.k_padded) return write_tile<R, 4>(a, row0 + r0, n, acc);
-      for (int r = 0; r < R; r++)
-        for (int c = 0; c < 4; c++) partial.lanes[r0 + r][n - n0 + c] = acc[r][c];
-    });
-  }
-}
-
-static void many_rows(const LinearArgs& a, int64_t n0, int64_t n1, float* scratch) {
-  Partial& partial = *(Partial*)scratch;
-  float* w = scratch + sizeof(Partial) / sizeof(float);
-  const int64_t blocks = (a.k_padded + kDepthBlock - 1) / kDepthBlock;
-  const int64_t step = (a.k_padded / blocks + kGroup - 1) / kGroup * kGroup;
-  for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock) {
-    const int rows = (int)min_of<int64_t>(kRowBlock, a.m - row0);
-    for (int64_t from = 0; from < a.k_padded; from += step) {
-      const int64_t to = min_of(from + step, a.k_padded);
-      switch (a.w_dtype) {
-        case BF16: widen_weights<bf16>(a, n0, n1, from, to, w); break;
-        case F16: widen_weights<f16>(a, n0, n1, from, to, w); break;
-        default: widen_weights<float>(a, n0, n1, from, to, w);
-      }
-      multiply_block(a, row0, rows, n0, n1, from, to, w, partial);
-    }
-  }
+  for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock)
+    for (int64_t n = n0; n < n1; n += 4)
+      for_row_groups((int)min_of<int64_t>(kRowBlock, a.m - row0),
+                     [&](auto size, int row) __attribute__((always_inline)) {
+                       tile<X, decltype(size)::value, 4, T>(a, row0 + row, n);
+                     });
 }
 
 static int64_t linear_k_padded(int64_t k, Dtype) { return (k + kGroup - 1) / kGroup * kGroup; }
@@ -228,21 +174,15 @@ static void pack_rows(const void* x, Dtype x_dtype, int64_t rows, int64_t k, int
   }
 }
 
-static int64_t linear_scratch(const LinearArgs& a) {
-  if (a.m <= kFewRows || packs_bf16(a.w_dtype)) return 0;
-  return (int64_t)(sizeof(Partial) / sizeof(float)) +
-         kLinearColumns * (min_of<int64_t>(a.k_padded, kDepthBlock) + kGroup);
-}
-
-static void linear(const LinearArgs& a, int64_t n0, int64_t n1, float* scratch) {
-#if defined(__AVX512BF16__)
-  if (a.w_dtype == BF16) return few_rows<Bf16Dot, bf16>(a, n0, n1);
-#endif
-  if (a.m > kFewRows) return many_rows(a, n0, n1, scratch);
+static void linear(const LinearArgs& a, int64_t n0, int64_t n1) {
   switch (a.w_dtype) {
-    case BF16: return few_rows<F32Dot, bf16>(a, n0, n1);
-    case F16: return few_rows<F32Dot, f16>(a, n0, n1);
-    default: return few_rows<F32Dot, float>(a, n0, n1);
+#if defined(__AVX512BF16__)
+    case BF16: return columns<bf16, bf16>(a, n0, n1);
+#else
+    case BF16: return columns<float, bf16>(a, n0, n1);
+#endif
+    case F16: return columns<float, f16>(a, n0, n1);
+    default: return columns<float, float>(a, n0, n1);
   }
 }
 

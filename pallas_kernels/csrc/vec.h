@@ -12,7 +12,6 @@
 #include "kernels.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#define INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace cpu_kernels {
 namespace ISA_NS {
@@ -101,16 +100,12 @@ INLINE vf load(const i8* p) {
   return __builtin_convertvector(__builtin_convertvector(*(const vc*)p, vi), vf);
 }
 
-// Two vectors of 2 W values. bf16 comes as even and odd elements: a shift and a mask in place of
-// two widenings. Whatever meets it must be in the same order (see `paired` below).
-template <class T> INLINE void load_pair(const T* p, vf& a, vf& b) {
-  a = load(p);
-  b = load(p + W);
-}
-INLINE void load_pair(const bf16* p, vf& a, vf& b) {
+// One half (0 or 1) of 2 W values. bf16 comes as even and odd elements: a shift or a mask in place
+// of a widening. Whatever meets it must be in the same order (see `paired` below).
+template <int half, class T> INLINE vf load_half(const T* p) { return load(p + half * W); }
+template <int half> INLINE vf load_half(const bf16* p) {
   vi x = *(const vi*)p;
-  a = (vf)(x << 16);
-  b = (vf)(x & (int32_t)0xffff0000);
+  return (vf)(half == 0 ? x << 16 : x & (int32_t)0xffff0000);
 }
 
 // ---- narrowing stores: round to nearest, ties to even
@@ -240,14 +235,12 @@ INLINE v4f sum4(vf a, vf b, vf c, vf d) {
 #endif
 }
 
-// Copies n values (a multiple of W) to f32 in the order in which load_pair gives them.
+// Copies n values (a multiple of W) to f32 in the order of the halves.
 template <class T> INLINE void widen(const T* src, int64_t n, float* dst) {
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
-    vf a, b;
-    load_pair(src + i, a, b);
-    store(dst + i, a);
-    store(dst + i + W, b);
+    store(dst + i, load_half<0>(src + i));
+    store(dst + i + W, load_half<1>(src + i));
   }
   if (i < n) store(dst + i, load(src + i));
 }

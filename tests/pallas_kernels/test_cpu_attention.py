@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from pallas_kernels import cpu_library
-from pallas_kernels.paged_attention import UnsupportedError, attend_and_write, oracle
+from pallas_kernels.paged_attention import UnsupportedError, attend_and_write, oracle, write_kv
 from pallas_kernels.paged_attention import paged_attention as attend
 from pallas_kernels.paged_attention.pool import pool_dtype, quantize, to_storage
 
@@ -136,11 +136,11 @@ def bits(x: Any) -> np.ndarray:
 
 
 def random_lengths(rng: np.random.Generator) -> list[tuple[int, int]]:
-    rows = rng.choice([1, 1, 1, 2, 5, 17, 40, 130], rng.integers(1, 6))
-    return [(int(n), int(n + rng.choice([0, 3, 15, 16, 63, 64, 65, 300, 700]))) for n in rows]
+    rows = rng.choice([1, 1, 1, 2, 5, 17, 40, 110], rng.integers(1, 5))
+    return [(int(n), int(n + rng.choice([0, 3, 15, 16, 63, 64, 65, 530]))) for n in rows]
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_batches(isa: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     heads, kv_heads = [(9, 3), (4, 4), (8, 2), (5, 1), (32, 8), (40, 1), (200, 2)][seed % 7]
@@ -190,31 +190,30 @@ def test_narrow_queries(isa: str, q_dtype: str) -> None:
     )
 
 
-@pytest.mark.parametrize("source", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "kv_dtype",
-    ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"],
+    "kv_dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"]
 )
-def test_written_bits(isa: str, kv_dtype: str, source: str) -> None:
+def test_written_bits(isa: str, kv_dtype: str) -> None:
     """Rounding, saturation and the smallest numbers, bit for bit as the XLA write does them."""
     rng = np.random.default_rng(7)
-    batch = Batch(rng, [(64, 64)], kv_dtype=kv_dtype, padding_rows=2)
-    magnitudes = np.exp2(rng.uniform(-20, 11, batch.k.shape)).astype(np.float32)
-    for name in ("k", "v"):
-        signs = rng.choice([-1.0, 1.0], batch.k.shape).astype(np.float32)
-        rows = jnp.asarray(magnitudes * signs)
-        halves = jnp.asarray(rng.integers(-400, 400, batch.k.shape) / 2.0, jnp.float32)
-        rows = jnp.where(jnp.asarray(rng.random(batch.k.shape) < 0.3), halves, rows)
-        setattr(batch, name, np.asarray(rows.astype(source)))
-    scale = jnp.asarray([0.5, 2.0], jnp.float32) if batch.scale else None
-    options = {"k_scale": scale, "v_scale": scale} if batch.scale else {}
-    composed = jax.jit(functools.partial(attend_and_write, impl="xla", **batch.options(**options)))
-    arguments = (batch.tables, batch.contexts, batch.starts, batch.slots)
-    pools = [jnp.array(pool) for pool in batch.before]
-    _, k_xla, v_xla = composed(batch.q, batch.k, batch.v, *pools, *arguments)
-    _, k_pool, v_pool = batch.run(**options)
-    np.testing.assert_array_equal(bits(k_pool)[1:], bits(k_xla)[1:])
-    np.testing.assert_array_equal(bits(v_pool)[1:], bits(v_xla)[1:])
+    batch = Batch(rng, [(32, 32)], dim=32, kv_dtype=kv_dtype, padding_rows=2)
+    shape = batch.k.shape
+    options: dict[str, Any] = {"kv_dtype": batch.kv_dtype}
+    if batch.scale:
+        scale = jnp.asarray([0.5, 2.0], jnp.float32)
+        options |= {"k_scale": scale, "v_scale": scale}
+    write = jax.jit(functools.partial(write_kv, **options))
+    for source in ("float32", "bfloat16", "float16"):
+        for name in ("k", "v"):
+            signs = rng.choice([-1.0, 1.0], shape)
+            powers = np.exp2(rng.uniform(-20, 11, shape)) * signs
+            halves = rng.integers(-400, 400, shape) / 2.0  # the ties of int8
+            rows = np.where(rng.random(shape) < 0.3, halves, powers).astype(np.float32)
+            setattr(batch, name, np.asarray(jnp.asarray(rows).astype(source)))
+        expected = write(batch.k, batch.v, *map(jnp.array, batch.before), batch.slots)
+        _, *written = batch.run(**options)
+        for ours, theirs in zip(written, expected, strict=True):
+            np.testing.assert_array_equal(bits(ours)[1:], bits(theirs)[1:], err_msg=source)
 
 
 def test_bits_do_not_depend_on_batch_or_chunking(isa: str) -> None:
@@ -330,13 +329,12 @@ def sharded(batch: Batch, devices: int) -> Callable[..., Any]:
     )
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_inside_shard_map(devices: int) -> None:
+def test_inside_shard_map() -> None:
     """Every device has its KV heads; together they give what one gives, bit for bit."""
     batch = Batch(np.random.default_rng(2), [(1, 600), (20, 64)], heads=12, kv_heads=4)
     alone, k_alone, _ = batch.run()
     pools = [jnp.array(pool) for pool in batch.before]
     arguments = (batch.tables, batch.contexts, batch.starts, batch.slots)
-    out, k_pool, _ = sharded(batch, devices)(batch.q, batch.k, batch.v, *pools, *arguments)
+    out, k_pool, _ = sharded(batch, 4)(batch.q, batch.k, batch.v, *pools, *arguments)
     np.testing.assert_array_equal(bits(out), bits(alone))
     np.testing.assert_array_equal(bits(k_pool), bits(k_alone))

@@ -1,0 +1,228 @@
+"""The CPU kernels against XLA (and torch, in an environment of its own): attention, products,
+sampling.
+
+    python benchmarks/cpu_kernels.py attention [--torch-python ENV/bin/python]
+    python benchmarks/cpu_kernels.py linear [--torch-python ENV/bin/python]
+    python benchmarks/cpu_kernels.py sampling
+
+Times are the least of many calls, in milliseconds, on all cores. Attention is timed per layer
+inside one program of several chained calls with donated pools, over disjoint random blocks of two
+pools of 201 MB, so that no context stays in a cache; the model's shape is that of a 135M Llama (9
+heads on 3 KV heads of 64, block size 16, bf16 pools, f32 queries). Ratios are what to read: other
+processes move the numbers.
+"""
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels import cpu_library
+from pallas_kernels.linear import linear
+from pallas_kernels.paged_attention import attend_and_write
+from pallas_kernels.sampling import inverse_cdf_draw, two_stage_argmax, two_stage_top_k
+
+HEADS, KV_HEADS, DIM, BLOCK = 9, 3, 64, 16
+BLOCKS = 32768
+LAYERS = 4
+
+# Query rows and context of each request.
+ATTENTION_CASES: dict[str, list[tuple[int, int]]] = {
+    "decode 64 x 256": [(1, 256)] * 64,
+    "decode 64 x 2048": [(1, 2048)] * 64,
+    "decode 1 x 2048": [(1, 2048)],
+    "prompt 512 of 512": [(512, 512)],
+    "prompt 512 of 1024": [(512, 1024)],
+    "56 decodes + 256": [(1, 256)] * 56 + [(256, 256)],
+}
+LINEAR_SHAPES = [(49152, 576), (1536, 576), (576, 1536)]
+LINEAR_ROWS = [1, 8, 16, 64, 256, 512]
+VOCABULARY = 49152
+
+
+def least_ms(call: Callable[[], Any], seconds: float) -> float:
+    """The shortest of the calls that fit in `seconds` (at least three), after one to warm up."""
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3
+
+
+class AttentionCase:
+    """One batch with block tables for several layers, and pools that the layers share."""
+
+    def __init__(self, lengths: list[tuple[int, int]], pools: list[jax.Array]) -> None:
+        rng = np.random.default_rng(0)
+        width = max(-(-context // BLOCK) for _, context in lengths)
+        order, taken = rng.permutation(np.arange(1, BLOCKS)), 0
+        self.tables = np.zeros((LAYERS, len(lengths), width), np.int32)
+        for layer in range(LAYERS):
+            for r, (_, context) in enumerate(lengths):
+                count = -(-context // BLOCK)
+                if taken + count > len(order):
+                    taken = 0
+                self.tables[layer, r, :count] = order[taken : taken + count]
+                taken += count
+        self.contexts = np.array([context for _, context in lengths], np.int32)
+        self.starts = np.cumsum([0, *(rows for rows, _ in lengths)]).astype(np.int32)
+        owner = np.repeat(np.arange(len(lengths)), np.diff(self.starts))
+        position = np.concatenate([np.arange(c - n, c) for n, c in lengths])
+        self.slots = self.tables[:, owner, position // BLOCK] * BLOCK + position % BLOCK
+        tokens = len(owner)
+        self.q = rng.standard_normal((tokens, HEADS, DIM), np.float32)
+        self.k = rng.standard_normal((tokens, KV_HEADS, DIM), np.float32)
+        self.v = rng.standard_normal((tokens, KV_HEADS, DIM), np.float32)
+        self.decode = all(rows == 1 for rows, _ in lengths)
+        self.pools = pools
+
+    def program(self, impl: str) -> Callable[[], Any]:
+        """LAYERS chained calls in one executable, run on the shared pools in place."""
+
+        def step(k_pool: jax.Array, v_pool: jax.Array, *batch: jax.Array) -> Any:
+            q, k, v, tables, contexts, starts, slots = batch
+            out = q
+            for layer in range(LAYERS):
+                out, k_pool, v_pool = attend_and_write(
+                    q + 0.001 * out, k, v, k_pool, v_pool,
+                    tables[layer], contexts, starts, slots[layer],
+                    scale=DIM**-0.5, kv_dtype=jnp.bfloat16, decode=self.decode, impl=impl,
+                )  # fmt: skip
+            return out, k_pool, v_pool
+
+        batch = [
+            jnp.asarray(x)
+            for x in (self.q, self.k, self.v, self.tables, self.contexts, self.starts, self.slots)
+        ]
+        run = jax.jit(step, donate_argnums=(0, 1)).lower(*self.pools, *batch).compile()
+
+        def call() -> None:
+            out, *self.pools[:] = run(*self.pools, *batch)
+            out.block_until_ready()
+
+        return call
+
+
+def bench_attention(seconds: float, torch_python: str | None) -> None:
+    rng = np.random.default_rng(1)
+    piece = np.asarray(jnp.asarray(rng.standard_normal(1 << 20, np.float32), jnp.bfloat16))
+    filled = np.resize(piece.view(np.uint16), (BLOCKS, KV_HEADS, BLOCK, DIM))
+    pools = [jnp.asarray(filled), jnp.asarray(filled)]
+    torch_ms = run_torch(torch_python, "attention")
+    for name, lengths in ATTENTION_CASES.items():
+        case = AttentionCase(lengths, pools)
+        cpu, xla = (least_ms(case.program(impl), seconds) / LAYERS for impl in ("cpu", "xla"))
+        line = f"{name:20s} kernel {cpu:8.3f}  xla {xla:8.3f} ({xla / cpu:5.1f}x)"
+        for kind, ms in torch_ms.get(name, {}).items():
+            line += f"  torch {kind} {ms:8.3f} ({ms / cpu:5.1f}x)"
+        print(line, flush=True)
+
+
+def bench_linear(seconds: float, torch_python: str | None) -> None:
+    rng = np.random.default_rng(0)
+    torch_ms = run_torch(torch_python, "linear")
+    contract_last = (((1,), (1,)), ((), ()))
+    for n, k in LINEAR_SHAPES:
+        wide = jnp.asarray(rng.standard_normal((n, k), np.float32))
+        for m in LINEAR_ROWS:
+            if m * n > 256 * VOCABULARY:
+                continue
+            x = jnp.asarray(rng.standard_normal((m, k), np.float32))
+            line = f"{n:6d} x {k:5d}, {m:4d} rows:"
+            for kind in ("bfloat16", "float32"):
+                w = wide.astype(kind)
+                ours = jax.jit(functools.partial(linear, impl="ffi"))
+                theirs = jax.jit(functools.partial(linear, impl="xla"))
+                ms = least_ms(lambda: ours(x, w).block_until_ready(), seconds)  # noqa: B023
+                other = least_ms(lambda: theirs(x, w).block_until_ready(), seconds)  # noqa: B023
+                line += f"  {kind} kernel {ms:8.3f} xla {other:8.3f} ({other / ms:5.1f}x)"
+                if kind == "bfloat16":
+                    raw = jax.jit(
+                        lambda x, w: lax.dot_general(
+                            x.astype(w.dtype), w, contract_last, preferred_element_type=jnp.float32
+                        )
+                    )
+                    plain = least_ms(lambda: raw(x, w).block_until_ready(), seconds)  # noqa: B023
+                    line += f" plain dot {plain:8.3f}"
+                peer = torch_ms.get(f"{n} {k} {m} {kind}", {}).get("linear")
+                if peer:
+                    line += f" torch {peer:8.3f} ({peer / ms:5.1f}x)"
+            print(line, flush=True)
+
+
+def bench_sampling(seconds: float) -> None:
+    rng = np.random.default_rng(0)
+    key = jax.random.key(0)
+    for rows in (1, 8, 64):
+        x = jnp.asarray(rng.standard_normal((rows, VOCABULARY), np.float32) * 3)
+        u = jnp.asarray(rng.random(rows, np.float32))
+        pairs: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+            "argmax": (lambda x, u: two_stage_argmax(x), lambda x, u: jnp.argmax(x, -1)),
+            "top-k 50": (lambda x, u: two_stage_top_k(x, 50), lambda x, u: lax.top_k(x, 50)),
+            "draw": (
+                inverse_cdf_draw,
+                lambda x, u: jnp.argmax(x + jax.random.gumbel(key, x.shape), -1),
+            ),
+        }
+        for name, (ours, theirs) in pairs.items():
+            fast, slow = (
+                least_ms(functools.partial(_run, jax.jit(f), x, u), seconds) for f in (ours, theirs)
+            )
+            print(
+                f"{name:9s} {rows:3d} rows: two-stage {fast:8.3f}  jax {slow:8.3f}"
+                f" ({slow / fast:5.1f}x)",
+                flush=True,
+            )
+
+
+def _run(f: Callable[..., Any], *arguments: jax.Array) -> None:
+    jax.block_until_ready(f(*arguments))
+
+
+def run_torch(python: str | None, what: str) -> dict[str, dict[str, float]]:
+    """The peer's milliseconds by case and kind, from torch_kernels.py run in its environment."""
+    if python is None:
+        return {}
+    script = Path(__file__).with_name("torch_kernels.py")
+    cases = json.dumps({"attention": ATTENTION_CASES, "linear": LINEAR_SHAPES, "rows": LINEAR_ROWS})
+    done = subprocess.run([python, str(script), what, cases], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{script} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU kernels against XLA and torch")
+    parser.add_argument("what", choices=["attention", "linear", "sampling"])
+    parser.add_argument("--seconds", type=float, default=0.5, help="time spent on each number")
+    parser.add_argument("--torch-python", help="a Python that has torch")
+    arguments = parser.parse_args()
+    library = cpu_library.load()
+    print(f"{library.instruction_set}, {os.cpu_count()} cores, jax {jax.__version__}", flush=True)
+    match arguments.what:
+        case "attention":
+            bench_attention(arguments.seconds, arguments.torch_python)
+        case "linear":
+            bench_linear(arguments.seconds, arguments.torch_python)
+        case "sampling":
+            bench_sampling(arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()
