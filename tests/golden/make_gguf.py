@@ -20,7 +20,7 @@ attn_q and attn_k of the ``llama`` architecture are reordered, per head, from Hu
 [2, D/2] to neighbouring pairs [D/2, 2]; other architectures keep Hugging Face's order.
 
 ``data/gguf/recording.npz``: for each file ``<name>.ids`` [T] int32 and ``<name>.logits`` [N, V]
-float32, transformers' logits at the last N positions, on the weights as ``gguf.dequantize`` gives
+float32, transformers' logits at the last N = 16 positions, on the weights as ``gguf.dequantize`` gives
 them (for ``llama31-f16`` T is 1024, since its scaling shows at a distance only).
 
 ``data/gguf/tokenizer.json``: texts with their ids, and conversations rendered by the template. All
@@ -54,6 +54,7 @@ DATA = Path(__file__).parent / "data"
 OUT = DATA / "gguf"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VOCAB = 288
+RECORDED = 16
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
     "message['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -450,8 +451,8 @@ def main() -> None:
         back = read_back(path, config)
         check_with_transformers(path, back, ids)
         arrays[f"{name}.ids"] = ids
-        arrays[f"{name}.logits"] = logits_of(back, ids)[-24:]
-        drift = np.abs(arrays[f"{name}.logits"] - logits_of(model, ids)[-24:]).max()
+        arrays[f"{name}.logits"] = logits_of(back, ids)[-RECORDED:]
+        drift = np.abs(arrays[f"{name}.logits"] - logits_of(model, ids)[-RECORDED:]).max()
         print(name, path.stat().st_size, "std", arrays[f"{name}.logits"].std(), "drift", drift)
         if name == "llama-f32":
             write_folder(model, fast)
