@@ -77,17 +77,13 @@ def build(target: Path, include_dir: str, *, compiler: str | None = None) -> Non
         folder = Path(scratch)
         handlers = folder / "handlers.o"
         definition = f'-DSOURCE_HASH="{source_hash()}"'
-        commands = [
-            [compiler, *COMMON_FLAGS, *HANDLER_FLAGS, f"-I{include_dir}", definition]
-            + _source_and_object("handlers.cc", handlers)
-        ]
+        flags = (*HANDLER_FLAGS, f"-I{include_dir}", definition)
+        commands = [_compile(compiler, "handlers.cc", handlers, flags)]
         objects = [handlers]
-        for name, flags in instruction_sets().items():
+        for name, isa_flags in instruction_sets().items():
             objects.append(folder / f"{name}.o")
-            commands.append(
-                [compiler, *COMMON_FLAGS, *KERNEL_FLAGS, *flags, f"-DISA_NS=isa_{name}"]
-                + _source_and_object("isa.cc", objects[-1])
-            )
+            flags = (*KERNEL_FLAGS, *isa_flags, f"-DISA_NS=isa_{name}")
+            commands.append(_compile(compiler, "isa.cc", objects[-1], flags))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         linked = folder / LIBRARY_NAME
@@ -95,8 +91,8 @@ def build(target: Path, include_dir: str, *, compiler: str | None = None) -> Non
         linked.replace(target)
 
 
-def _source_and_object(source: str, target: Path) -> list[str]:
-    return ["-c", str(SOURCES / source), "-o", str(target)]
+def _compile(compiler: str, source: str, target: Path, flags: Sequence[str]) -> list[str]:
+    return [compiler, *COMMON_FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(target)]
 
 
 def _run(command: Sequence[str]) -> None:

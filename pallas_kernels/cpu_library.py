@@ -123,15 +123,15 @@ def load() -> CpuLibrary:
 
 def _load() -> CpuLibrary:
     packaged = Path(cpu_build.__file__).parent / cpu_build.LIBRARY_NAME
-    library = _open_current(packaged) or _open_current(_cached_path())
+    library = open_current(packaged) or open_current(_cached_path())
     if library is None:
         with _build_lock():
             path = _cached_path()
-            library = _open_current(path)
+            library = open_current(path)
             if library is None:
                 logger.info("compiling the CPU kernels into %s", path)
                 cpu_build.build(path, jax.ffi.include_dir())
-                library = _open_current(path)
+                library = open_current(path)
     if library is None:
         raise CpuKernelsError(f"{_cached_path()} was built but does not load")
     path, handle = library
@@ -145,7 +145,7 @@ def _load() -> CpuLibrary:
     return CpuLibrary(path, best)
 
 
-def _open_current(path: Path) -> tuple[Path, ctypes.CDLL] | None:
+def open_current(path: Path) -> tuple[Path, ctypes.CDLL] | None:
     """The library at `path`, if it is there, made from these sources, and speaks this XLA's FFI."""
     if not path.exists():
         return None

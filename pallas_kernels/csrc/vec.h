@@ -18,7 +18,7 @@ namespace ISA_NS {
 
 #if defined(__AVX512F__)
 constexpr int W = 16;
-constexpr int kMaxRows = 6;  // rows of a register tile: 6 x 4 accumulators of 32 registers
+constexpr int kMaxRows = 4;  // rows of a register tile: 4 x 4 accumulators of 32 registers
 #elif defined(__AVX2__)
 constexpr int W = 8;
 constexpr int kMaxRows = 3;  // 3 x 4 accumulators of 16 registers
@@ -260,9 +260,7 @@ template <class F> INLINE void for_row_groups(int rows, const F& f) {
       case 2: f(Int<2>(), r); break;
 #if defined(__AVX512F__)
       case 3: f(Int<3>(), r); break;
-      case 4: f(Int<4>(), r); break;
-      case 5: f(Int<5>(), r); break;
-      default: f(Int<6>(), r); break;
+      default: f(Int<4>(), r); break;
 #else
       default: f(Int<3>(), r); break;
 #endif
