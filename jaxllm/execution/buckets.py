@@ -11,6 +11,12 @@ def decode_buckets(max_num_seqs: int) -> list[int]:
     return _up_to(max_num_seqs, start=1, halves_from=64)
 
 
+def coarse_buckets(buckets: Sequence[int]) -> list[int]:
+    """Every other bucket, the largest included: for programs that are dear to compile and cheap to
+    pad."""
+    return list(buckets[::-1][::2])[::-1]
+
+
 def token_buckets(max_num_batched_tokens: int) -> list[int]:
     """Numbers of tokens: powers of two from 16, from 256 on with steps of 1.5 between."""
     return _up_to(max_num_batched_tokens, start=SMALLEST_TOKEN_BUCKET, halves_from=256)

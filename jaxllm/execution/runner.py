@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.engine.step_plan import StepPlan, StepResult
-from jaxllm.execution.batch import NEEDS, BatchLayout, BatchPacker
-from jaxllm.execution.buckets import decode_buckets, find_bucket, token_buckets
+from jaxllm.execution.batch import GREEDY, NEEDS, BatchLayout, BatchPacker
+from jaxllm.execution.buckets import coarse_buckets, decode_buckets, find_bucket, token_buckets
 from jaxllm.execution.compilation import compile_all
 from jaxllm.execution.mesh import TENSOR_AXIS, replicated
 from jaxllm.execution.parameters import FunctionalModel, Params
@@ -94,6 +94,7 @@ class Runner:
         self._pool_sharding = NamedSharding(self.mesh, pool_spec(TENSOR_AXIS))
         self._table_width = -(-config.max_model_len // config.block_size)
         self._row_buckets = decode_buckets(config.max_num_seqs)
+        self._coarse_row_buckets = coarse_buckets(self._row_buckets)
         self._separate_decode = plan.impl not in RAGGED_IMPLEMENTATIONS
         self._token_buckets = token_buckets(config.max_num_batched_tokens)
         if not self._separate_decode:
@@ -117,9 +118,9 @@ class Runner:
         keys = [ProgramKey("forward", size) for size in reversed(self._token_buckets)]
         if self._separate_decode:
             keys += [ProgramKey("forward", size, 1) for size in reversed(self._row_buckets)]
-        for size in reversed(self._row_buckets):
-            keys.append(ProgramKey("logits", size))
-            keys += [ProgramKey("sample", size, need) for need in range(len(NEEDS))]
+        for need in reversed(range(len(NEEDS))):
+            keys += [ProgramKey("sample", size, need) for size in reversed(self._rows_for(need))]
+        keys += [ProgramKey("logits", size) for size in reversed(self._row_buckets)]
         return keys
 
     def compile(self, key: ProgramKey) -> jax.stages.Compiled:
@@ -143,7 +144,7 @@ class Runner:
         )
         if not num_sampled:
             return DeviceStep(None, 0)
-        rows = find_bucket(self._row_buckets, num_sampled)
+        rows = find_bucket(self._rows_for(need), num_sampled)
         logits = self._program(ProgramKey("logits", rows))(self._head_params, hidden)
         token_ids, self._last_tokens = self._program(ProgramKey("sample", rows, need))(
             logits, sampling, self._last_tokens
@@ -157,6 +158,9 @@ class Runner:
         held = [*self._k_pools, *self._v_pools, self._last_tokens]
         if any(array.is_deleted() for array in held):
             self._allocate()
+
+    def _rows_for(self, need: int) -> list[int]:
+        return self._row_buckets if need == GREEDY else self._coarse_row_buckets
 
     def _program(self, key: ProgramKey) -> jax.stages.Compiled:
         program = self._programs.get(key)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxllm.execution.batch import BatchFields, BatchLayout, SamplingFields, split_sampling
+from jaxllm.execution.batch import BatchLayout, SamplingFields, split_sampling
 from jaxllm.execution.mesh import TENSOR_AXIS, HeadLayout
 from jaxllm.execution.parameters import FunctionalModel, Params
 from jaxllm.execution.sampler import sample
@@ -33,23 +33,35 @@ class AttentionPlan:
     mesh: Mesh
 
 
-class PagedCache:
-    """The `attend` of a model during one trace: writes K/V to the pools and attends over them."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What a layer's attention reads and writes: its pools [P, K, B, D], and the step's batch."""
 
-    def __init__(
-        self, plan: AttentionPlan, k_pools: Pools, v_pools: Pools, batch: BatchFields, decode: bool
-    ):
-        self.plan = plan
-        self.k_pools = list(k_pools)
-        self.v_pools = list(v_pools)
-        self.batch = batch
-        self.decode = decode
+    k_pool: jax.Array
+    v_pool: jax.Array
+    block_tables: jax.Array
+    context_lens: jax.Array
+    query_starts: jax.Array
+    write_slots: jax.Array
 
-    def attend(
-        self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None
-    ) -> jax.Array:
-        """q [T, H, D], k and v [T, K, D] -> [T, H, D]."""
-        plan, batch = self.plan, self.batch
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PagedAttend:
+    """The `attend` the engine gives a model: writes K/V to the pool and attends over it.
+
+    Attributes:
+      decode: every request of the step has one token at most.
+    """
+
+    plan: AttentionPlan
+    decode: bool
+
+    def __call__(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, window: int | None
+    ) -> tuple[jax.Array, LayerCache]:
+        """q [T, H, D], k and v [T, K, D] -> [T, H, D] and the cache with new pools."""
+        plan = self.plan
         if plan.heads.kv_repeat > 1:
             k, v = (jnp.repeat(x, plan.heads.kv_repeat, axis=1) for x in (k, v))
 
@@ -70,11 +82,11 @@ class PagedCache:
                 out_specs=(heads, pool, pool),
                 check_vma=False,
             )
-        out, self.k_pools[layer], self.v_pools[layer] = run(
-            q, k, v, self.k_pools[layer], self.v_pools[layer],
-            batch.block_tables, batch.context_lens, batch.query_starts, batch.write_slots,
+        out, k_pool, v_pool = run(
+            q, k, v, cache.k_pool, cache.v_pool,
+            cache.block_tables, cache.context_lens, cache.query_starts, cache.write_slots,
         )  # fmt: skip
-        return out
+        return out, dataclasses.replace(cache, k_pool=k_pool, v_pool=v_pool)
 
 
 def forward(
@@ -98,10 +110,22 @@ def forward(
     ids = batch.token_ids
     from_slots = last_tokens[jnp.maximum(-1 - ids, 0)]
     ids = jnp.where(ids < 0, from_slots, ids)
-    cache = PagedCache(plan, k_pools, v_pools, batch, decode)
-    hidden = model.bind(params).hidden(ids, batch.positions, cache.attend)
+    caches = [
+        LayerCache(
+            k_pool,
+            v_pool,
+            batch.block_tables,
+            batch.context_lens,
+            batch.query_starts,
+            batch.write_slots,
+        )
+        for k_pool, v_pool in zip(k_pools, v_pools, strict=True)
+    ]
+    module = model.bind(params)
+    hidden, caches = module.hidden(ids, batch.positions, PagedAttend(plan, decode), caches)
     rows = split_sampling(sampling, layout.max_num_seqs).rows
-    return hidden[rows], sampling, cache.k_pools, cache.v_pools
+    k_pools, v_pools = [cache.k_pool for cache in caches], [cache.v_pool for cache in caches]
+    return hidden[rows], sampling, k_pools, v_pools
 
 
 def head_logits(

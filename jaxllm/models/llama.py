@@ -1,11 +1,13 @@
 """Decoder of the Llama family: Llama 2 and 3, Mistral, SmolLM2, Qwen2, Qwen3.
 
-The model knows nothing of caches. It hands q, k and v of each layer to an `attend` function
-and goes on with what that returns: the engine passes one that reads and writes the paged pool,
-training passes `causal_attention`.
+The model knows nothing of how K and V are kept. It hands q, k and v of each layer, with that
+layer's cache, to an `attend` function and goes on with what that returns: the engine passes one
+that reads and writes the paged pool, training passes `causal_attention` and no caches.
 """
 
-from typing import Protocol
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +20,18 @@ from jaxllm.models.rope import apply_rope, rope_tables
 
 
 class Attend(Protocol):
-    """Attention of one layer: q [..., H, D], k and v [..., K, D] -> [..., H, D]."""
+    """Attention of one layer: q [..., H, D], k and v [..., K, D], and the layer's cache (any
+    pytree) -> [..., H, D] and the cache with k and v in it. Hashable, since layers are traced
+    once for all that are alike."""
 
     def __call__(
-        self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None
-    ) -> jax.Array: ...
+        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, window: int | None
+    ) -> tuple[jax.Array, Any]: ...
 
 
 def causal_attention(
-    layer: int, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None = None
-) -> jax.Array:
+    q: jax.Array, k: jax.Array, v: jax.Array, cache: None = None, window: int | None = None
+) -> tuple[jax.Array, None]:
     """Dense causal attention over whole sequences, [..., S, heads, D], without a cache."""
     length, groups = q.shape[-3], q.shape[-2] // k.shape[-2]
     k, v = (jnp.repeat(x.astype(jnp.float32), groups, axis=-2) for x in (k, v))
@@ -35,13 +39,13 @@ def causal_attention(
     distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
     visible = (distance >= 0) & (distance < (length if window is None else window))
     weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("...hqk,...khd->...qhd", weights, v).astype(q.dtype)
+    return jnp.einsum("...hqk,...khd->...qhd", weights, v).astype(q.dtype), None
 
 
 class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
-        self.layer = layer
+        self.window = config.windows[layer]
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         self.q_proj = Linear(hidden, q_size, ("heads", "embed"), ops, dtype, rngs, bias)
@@ -54,16 +58,18 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype, axis="head_dim")
             self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype, axis="head_dim")
 
-    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
-        """x [..., hidden] -> [..., hidden]; cos and sin [..., 1, D / 2]."""
+    def __call__(
+        self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        """x [..., hidden] -> [..., hidden] and the cache; cos and sin [..., 1, D / 2]."""
         config = self.config
         heads = (*x.shape[:-1], -1, config.head_dim)
         q, k, v = (proj(x).reshape(heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        out = attend(self.layer, q, k, v, config.windows[self.layer])
-        return self.o_proj(out.reshape(*x.shape[:-1], -1))
+        out, cache = attend(q, k, v, cache, self.window)
+        return self.o_proj(out.reshape(*x.shape[:-1], -1)), cache
 
 
 class MLP(nnx.Module):
@@ -87,9 +93,26 @@ class DecoderLayer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
         self.mlp = MLP(config, ops, dtype, rngs)
 
-    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def __call__(
+        self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        out, cache = self.self_attn(self.input_layernorm(x), cos, sin, attend, cache)
+        x = x + out
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run_layer(
+    graphdef: Any,
+    attend: Attend,
+    state: nnx.State,
+    x: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    cache: Any,
+) -> tuple[jax.Array, Any]:
+    """A layer as a jitted function, so that a deep model is traced and lowered layer by kind."""
+    return nnx.merge(graphdef, state)(x, cos, sin, attend, cache)
 
 
 class Decoder(nnx.Module):
@@ -102,15 +125,20 @@ class Decoder(nnx.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
-    def __call__(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
+    def __call__(
+        self, token_ids: jax.Array, positions: jax.Array, attend: Attend, caches: Sequence[Any]
+    ) -> tuple[jax.Array, list[Any]]:
         x = self.embed_tokens(token_ids)
         x = x.astype(self.ops.activation_dtype or x.dtype)
         tables = rope_tables(positions, *self.config.rope.frequencies(self.config.head_dim))
         # Without the barrier XLA computes the sines anew in every layer.
         cos, sin = jax.lax.optimization_barrier(tables)
-        for layer in self.layers:
-            x = layer(x, cos, sin, attend)
-        return self.norm(x)
+        new_caches = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            graphdef, state = nnx.split(layer)
+            x, new_cache = _run_layer(graphdef, attend, state, x, cos, sin, cache)
+            new_caches.append(new_cache)
+        return self.norm(x), new_caches
 
 
 class LlamaForCausalLM(nnx.Module):
@@ -141,9 +169,12 @@ class LlamaForCausalLM(nnx.Module):
                 config.hidden_size, config.vocab_size, ("vocab", "embed"), ops, dtype, rngs
             )
 
-    def hidden(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
-        """Last hidden states, normalised: int32 [...] ids and positions -> [..., hidden]."""
-        return self.model(token_ids, positions, attend)
+    def hidden(
+        self, token_ids: jax.Array, positions: jax.Array, attend: Attend, caches: Sequence[Any]
+    ) -> tuple[jax.Array, list[Any]]:
+        """Last hidden states, normalised: int32 [...] ids and positions, and a cache per layer
+        -> [..., hidden] and the new caches."""
+        return self.model(token_ids, positions, attend, caches)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., hidden] -> float32 [..., V]."""
@@ -151,8 +182,8 @@ class LlamaForCausalLM(nnx.Module):
         weight = self.model.embed_tokens.weight if tied else self.lm_head.weight
         return self.ops.linear(hidden, weight[...]).astype(jnp.float32)
 
-    def __call__(
-        self, token_ids: jax.Array, positions: jax.Array, attend: Attend = causal_attention
-    ) -> jax.Array:
-        """ids and positions int32 [..., S] -> float32 logits [..., S, V]."""
-        return self.logits(self.hidden(token_ids, positions, attend))
+    def __call__(self, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
+        """Whole sequences without a cache: int32 [..., S] -> float32 logits [..., S, V]."""
+        caches = [None] * self.config.num_layers
+        hidden, _ = self.hidden(token_ids, positions, causal_attention, caches)
+        return self.logits(hidden)
