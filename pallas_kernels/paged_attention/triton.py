@@ -36,7 +36,9 @@ warnings.filterwarnings(
     "ignore", message="The Pallas Triton backend is deprecated", category=DeprecationWarning
 )
 
-MASKED = -1e30
+# A masked logit lies below the least peak, so that its weight is zero also in a row that has seen
+# no key yet.
+MASKED, LEAST_PEAK = -2e30, -1e30
 # Heads of one KV head that a thread block takes at most; larger groups are cut.
 MOST_HEADS = 64
 
@@ -265,8 +267,6 @@ def _kernel(
                 logits = jnp.where(visible, logits, MASKED)
             new_peak = jnp.maximum(peak, logits.max(axis=1))
             weights = jnp.exp2(logits - new_peak[:, None])
-            if masked:
-                weights = jnp.where(visible, weights, 0.0)
             shrink = jnp.exp2(peak - new_peak)
             accumulator = accumulator * shrink[:, None] + _dot(
                 weights.astype(plan.compute_dtype), v, ((1,), (0,))
@@ -275,7 +275,7 @@ def _kernel(
 
         state = (
             jnp.zeros((rows, lane.shape[0]), jnp.float32),
-            jnp.full((rows,), MASKED, jnp.float32),
+            jnp.full((rows,), LEAST_PEAK, jnp.float32),
             jnp.zeros((rows,), jnp.float32),
         )
         masked = functools.partial(step, masked=True)

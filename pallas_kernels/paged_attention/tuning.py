@@ -68,9 +68,10 @@ def triton_tile(
 @dataclass(frozen=True, slots=True)
 class MosaicTile:
     """What a thread block of mosaic.py takes: keys per stage, stages of the ring, consumer
-    warpgroups of 64 rows.
+    warpgroups.
 
-    columns is how much of head_dim one accumulator of the second product spans; blocks_per_sm is
+    A warpgroup takes 64 rows of q, or shares them with its column_groups - 1 fellows, which take
+    other parts of head_dim. columns is how much of head_dim one accumulator spans; blocks_per_sm is
     how many thread blocks a multiprocessor holds at once, for the split plan.
     """
 
@@ -78,14 +79,22 @@ class MosaicTile:
     stages: int
     consumers: int
     columns: int
+    column_groups: int = 1
     blocks_per_sm: int = 1
+
+    @property
+    def row_groups(self) -> int:
+        """How many times 64 rows the thread block takes."""
+        return self.consumers // self.column_groups
 
 
 def mosaic_tile(head_dim: int, kv_bytes: int, phase: Phase) -> MosaicTile:
     """The tile for a head_dim and the width of a KV number."""
     columns = 64 if head_dim % 64 == 0 else head_dim
-    if phase == "decode":
-        return MosaicTile(64, 2, 1, columns, blocks_per_sm=2 if head_dim <= 128 else 1)
     if head_dim > 128:
-        return MosaicTile(64, 2, 1, columns)
-    return MosaicTile(64, 3, 2, head_dim)
+        return MosaicTile(64, 2, consumers=2, columns=columns, column_groups=2)
+    if phase == "decode":
+        return MosaicTile(64, 4, consumers=1, columns=columns)
+    if kv_bytes == 1 and head_dim == 128:
+        return MosaicTile(64, 4, consumers=2, columns=columns, column_groups=2)
+    return MosaicTile(64, 4, consumers=2, columns=columns)
