@@ -1,0 +1,407 @@
+"""AsyncLLM: the engine behind an asyncio interface, with text on this side and tokens on the other.
+
+Requests are checked and tokenised here, sent to the engine process as token ids, and their news
+become text here. Whoever reads slowly gets merged deltas; nothing waits for a reader.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ParameterError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.input import ProcessedPrompt, Prompt, process_prompt
+from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from serving.admission import Admission, AdmissionLimits
+from serving.engine.messages import Abort, Add, Description, LogprobRow, StepNews, pack_params
+from serving.engine.supervisor import RestartPolicy, Supervisor
+from serving.errors import (
+    NotReadyError,
+    RequestFailedError,
+    RequestRefusedError,
+    ServingError,
+)
+from serving.metrics import Metrics, RequestTimes
+from serving.sequence_stream import Delta, SequenceStream
+
+logger = logging.getLogger(__name__)
+
+# Texts longer than this are tokenised in a thread, so that others are served meanwhile.
+_LONG_TEXT = 4096
+# After so much news of one step, the event loop gets a turn.
+_NEWS_PER_SLICE = 128
+
+
+@dataclasses.dataclass(slots=True)
+class Job:
+    """A prompt with its parameters, ready for the engine."""
+
+    prompt: ProcessedPrompt
+    params: SamplingParams
+    priority: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class PromptState:
+    """What is known of a prompt of a request.
+
+    Attributes:
+      num_cached_tokens: None until it was scheduled.
+      prompt_logprobs: a row per prompt token once they are known.
+    """
+
+    job: Job
+    num_cached_tokens: int | None = None
+    prompt_logprobs: list[LogprobRow | None] | None = None
+
+
+class _Sequence:
+    __slots__ = ("choice", "prompt", "request", "stream", "times")
+
+    def __init__(
+        self,
+        request: "GenerationStream",
+        prompt: PromptState,
+        choice: int,
+        stream: SequenceStream,
+        times: RequestTimes,
+    ):
+        self.request = request
+        self.prompt = prompt
+        self.choice = choice
+        self.stream = stream
+        self.times = times
+
+
+class GenerationStream:
+    """The deltas of one request, over all its prompts and samples.
+
+    Choice `p * n + s` is sample s of prompt p. Iterating gives lists of (choice, Delta), merged if
+    the reader was slow. `close` ends what still runs; it must be called in every case.
+
+    Attributes:
+      prompts: one state per prompt.
+    """
+
+    def __init__(self, llm: "AsyncLLM", prompts: list[PromptState]):
+        self._llm = llm
+        self.prompts = prompts
+        self.running: dict[str, _Sequence] = {}
+        self._pending: dict[int, Delta] = {}
+        self._wake = asyncio.Event()
+        self._error: ServingError | None = None
+
+    def put(self, choice: int, delta: Delta) -> None:
+        earlier = self._pending.get(choice)
+        if earlier is None:
+            self._pending[choice] = delta
+        else:
+            earlier.merge(delta)
+        self._wake.set()
+
+    def fail(self, error: ServingError) -> None:
+        self._error = error
+        self._wake.set()
+
+    def __aiter__(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Delta]]:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self.running:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        pending, self._pending = self._pending, {}
+        return list(pending.items())
+
+    def close(self) -> None:
+        """Ends what still runs, within a step."""
+        if self.running:
+            self._llm.abort(list(self.running))
+
+
+class AsyncLLM:
+    """One engine, its supervisor and the text side.
+
+    Attributes:
+      tokenizer: None with skip_tokenizer_init.
+      metrics: counters and gauges for Prometheus.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model_name: str,
+        limits: AdmissionLimits | None = None,
+        restarts: RestartPolicy | None = None,
+        hang_timeout: float = 120.0,
+        progress: bool = False,
+        engine_module: str = "serving.engine.process",
+    ):
+        self.config = config
+        self.metrics = Metrics(model_name)
+        self.tokenizer: Tokenizer | None = None
+        self.draining = False
+        self._sequences: dict[str, _Sequence] = {}
+        self._ids = itertools.count()
+        self._seeds = random.Random(config.seed)
+        self._admission = Admission(limits or AdmissionLimits())
+        self._news: asyncio.Queue[StepNews] = asyncio.Queue()
+        self._supervisor = Supervisor(
+            config,
+            restarts or RestartPolicy(),
+            on_news=self._news.put_nowait,
+            on_loss=self._fail_all,
+            has_work=lambda: bool(self._sequences),
+            hang_timeout=hang_timeout,
+            progress=progress,
+            engine_module=engine_module,
+        )
+        self._handler: asyncio.Task[None] | None = None
+
+    @property
+    def description(self) -> Description:
+        """Of the engine; NotReadyError before it was ready for the first time."""
+        if self._supervisor.description is None:
+            raise NotReadyError("the engine is starting")
+        return self._supervisor.description
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return self._supervisor
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset(self.description.eos_token_ids)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that run or wait."""
+        return len(self._sequences)
+
+    async def start(self) -> None:
+        """Starts the engine process and loads the tokenizer.
+
+        Raises:
+          EngineStartError: the engine could not start.
+          TokenizerError: the tokenizer cannot be loaded.
+        """
+        description = await self._supervisor.start()
+        if description.tokenizer is not None:
+            source = description.tokenizer
+            kind = "gguf" if source.endswith(".gguf") else "safetensors"
+            self.tokenizer = await asyncio.to_thread(
+                load_tokenizer, source, format=kind, revision=description.revision
+            )
+        self.metrics.describe(description)
+        self._admission.max_num_seqs = description.max_num_seqs
+        self._handler = asyncio.get_running_loop().create_task(self._handle_news())
+
+    def check_ready(self) -> None:
+        """Raises NotReadyError with the reason if no request can be taken now."""
+        if self.draining:
+            raise NotReadyError("the server is shutting down")
+        self._supervisor.check_ready()
+        if self._handler is None:
+            raise NotReadyError("the tokenizer is being loaded")
+
+    async def process_prompt(self, prompt: Prompt, **options: Any) -> ProcessedPrompt:
+        """`text.input.process_prompt` with this model's limits; long texts in a thread."""
+        description = self.description
+        limits = {
+            "max_model_len": description.max_model_len,
+            "vocab_size": description.vocab_size,
+        }
+        content = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(content, str) and len(content) > _LONG_TEXT:
+            return await asyncio.to_thread(
+                process_prompt, prompt, self.tokenizer, **limits, **options
+            )
+        return process_prompt(prompt, self.tokenizer, **limits, **options)
+
+    def submit(self, jobs: Sequence[Job], request_id: str) -> GenerationStream:
+        """Sends a request of one or more prompts to the engine.
+
+        Raises:
+          NotReadyError: there is no engine to take it.
+          OverloadedError: admission control refuses it, whole.
+          ParameterError: a token id is outside the vocabulary.
+        """
+        self.check_ready()
+        vocab_size = self.description.vocab_size
+        for job in jobs:
+            check_token_ids(job.params, vocab_size)
+        count = sum(job.params.n for job in jobs)
+        tokens = sum(len(job.prompt.token_ids) * job.params.n for job in jobs)
+        try:
+            self._admission.admit(count, tokens)
+        except ServingError as error:
+            self.metrics.count_rejection(getattr(error, "reason", "unknown"))
+            raise
+        request = GenerationStream(self, [PromptState(job) for job in jobs])
+        now = time.monotonic()
+        choice = 0
+        for prompt in request.prompts:
+            job = prompt.job
+            params = job.params
+            seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+            packed = pack_params(params)
+            for sample in range(params.n):
+                # The caller's id helps whoever reads logs; the number keeps ids apart.
+                internal_id = f"{request_id}-{next(self._ids)}"
+                times = RequestTimes(now, len(job.prompt.token_ids), params, sample == 0)
+                stream = SequenceStream(
+                    self.tokenizer, job.prompt.token_ids, params, self.eos_token_ids
+                )
+                sequence = _Sequence(request, prompt, choice, stream, times)
+                request.running[internal_id] = self._sequences[internal_id] = sequence
+                self._admission.queue(internal_id, len(job.prompt.token_ids))
+                self._supervisor.send(
+                    Add(
+                        internal_id,
+                        job.prompt.token_ids,
+                        packed,
+                        seed + sample,
+                        job.priority,
+                        job.prompt.cache_salt,
+                        now,
+                    )
+                )
+                choice += 1
+        return request
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, request_id: str = "generate"
+    ) -> AsyncIterator[tuple[int, Delta]]:
+        """Deltas of one prompt as (sample, Delta); leaving the loop ends the request."""
+        job = Job(await self.process_prompt(prompt), params)
+        stream = self.submit([job], request_id)
+        try:
+            async for deltas in stream:
+                for delta in deltas:
+                    yield delta
+        finally:
+            stream.close()
+
+    def abort(self, internal_ids: Sequence[str]) -> None:
+        """Ends sequences within a step; no more news of them comes."""
+        for internal_id in internal_ids:
+            sequence = self._sequences.get(internal_id)
+            if sequence is not None:
+                self.metrics.finish(sequence.times, "abort", time.monotonic())
+                self._forget(internal_id, sequence)
+        self._supervisor.send(Abort(list(internal_ids)))
+
+    async def call(self, name: str) -> Any:
+        """Runs a control function of the engine."""
+        self.check_ready()
+        return await self._supervisor.call(name)
+
+    async def close(self) -> None:
+        """Ends the engine process; requests in flight get an error."""
+        self.draining = True
+        self._fail_all(NotReadyError("the server is shutting down"))
+        await self._supervisor.close()
+        if self._handler is not None:
+            self._handler.cancel()
+
+    async def _handle_news(self) -> None:
+        while True:
+            news = await self._news.get()
+            try:
+                await self._handle(news)
+            except Exception:
+                logger.exception("news of a step could not be handled")
+            # Readers get their turn between steps, however many have piled up.
+            await asyncio.sleep(0)
+
+    async def _handle(self, news: StepNews) -> None:
+        self.metrics.record_step(news.stats)
+        self._admission.num_waiting = news.stats.num_waiting
+        for started in news.started:
+            sequence = self._sequences.get(started.request_id)
+            self._admission.start(started.request_id, started.time)
+            if sequence is not None:
+                sequence.times.scheduled = started.time
+                sequence.times.num_cached_tokens = started.num_cached_tokens
+                if sequence.prompt.num_cached_tokens is None:
+                    sequence.prompt.num_cached_tokens = started.num_cached_tokens
+        for refused in news.refused:
+            sequence = self._sequences.get(refused.request_id)
+            if sequence is not None:
+                self._fail(sequence.request, RequestRefusedError(refused.message))
+        step_tokens = 0
+        for count, output in enumerate(news.outputs, 1):
+            sequence = self._sequences.get(output.request_id)
+            if sequence is None:
+                continue
+            if output.finish_reason == "error":
+                what = output.stop_reason or news.failure or "the step failed"
+                self._fail(sequence.request, RequestFailedError(str(what)))
+                continue
+            delta = sequence.stream.feed(output)
+            if delta.prompt_logprobs is not None:
+                sequence.prompt.prompt_logprobs = delta.prompt_logprobs
+            step_tokens += self.metrics.record_tokens(
+                sequence.times, len(delta.token_ids), news.time
+            )
+            if delta.finish_reason is not None:
+                sequence.times.num_preemptions = output.num_preemptions
+                self.metrics.finish(sequence.times, delta.finish_reason, news.time)
+                self._forget(output.request_id, sequence)
+                if output.finish_reason is None:
+                    self._supervisor.send(Abort([output.request_id]))
+            sequence.request.put(sequence.choice, delta)
+            if count % _NEWS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+        if step_tokens:
+            self.metrics.iteration_tokens.observe(step_tokens)
+
+    def _fail(self, request: GenerationStream, error: ServingError) -> None:
+        """Ends a whole request with an error: its other samples are of no use to anybody."""
+        others = list(request.running)
+        now = time.monotonic()
+        for internal_id, sequence in list(request.running.items()):
+            self.metrics.finish(sequence.times, "error", now)
+            self._forget(internal_id, sequence)
+        self._supervisor.send(Abort(others))
+        request.fail(error)
+
+    def _fail_all(self, error: ServingError) -> None:
+        for sequence in list(self._sequences.values()):
+            if sequence.request.running:
+                self._fail(sequence.request, error)
+        while not self._news.empty():
+            self._news.get_nowait()
+        self._admission.clear()
+        self.metrics.engine_lost()
+
+    def _forget(self, internal_id: str, sequence: _Sequence) -> None:
+        self._sequences.pop(internal_id, None)
+        sequence.request.running.pop(internal_id, None)
+        self._admission.end(internal_id)
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ParameterError for a token id in `params` that is outside the vocabulary."""
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids,
+        "logit_bias": params.logit_bias,
+    }
+    for field, ids in named.items():
+        for token in ids or ():
+            if not 0 <= token < vocab_size:
+                raise ParameterError(
+                    field, token, f"token ids must be in the vocabulary, 0 to {vocab_size - 1}"
+                )
