@@ -1,0 +1,125 @@
+"""Memory a step needs beside weights and KV: compiled where that is possible, else a bound."""
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.planning.gpus import Gpu
+from jaxllm.planning.weights import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from jaxllm.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+COMPILE_TIMEOUT_S = 600.0
+_CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepShape:
+    """What decides the temporaries of a step.
+
+    Attributes:
+      dtype, kv_dtype: names of numpy dtypes.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    dtype: str
+    kv_dtype: str
+    tp: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Activation:
+    """Temporaries of the largest step on one device, in bytes.
+
+    Attributes:
+      source: where the number comes from, for the reader of a plan.
+      compiled: whether a compiler gave it; a formula's is an upper bound.
+    """
+
+    num_bytes: int
+    source: str
+    compiled: bool
+
+
+def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
+    """An upper bound by formula.
+
+    The larger of the MLP's live set (input, residual and normed hidden states, one of them in
+    float32, and gate, up and their product), attention's (hidden states, q, k, v in float32 for the
+    rotation and again in the dtype, the output), and the sampler's (logits and four more arrays of
+    their size, float32). Every array is counted whole where devices share it unevenly.
+    """
+    item = DTYPE_BYTES[shape.dtype]
+    tokens, hidden = shape.max_num_batched_tokens, config.hidden_size
+    mlp = -(-config.intermediate_size // shape.tp)
+    heads = -(-(config.num_heads + 2 * config.num_kv_heads) // shape.tp) * config.head_dim
+    states = tokens * hidden * (3 * item + 4)
+    layer = states + max(3 * tokens * mlp * item, tokens * heads * (2 * item + 4))
+    sampler = 5 * 4 * shape.max_num_seqs * config.vocab_size
+    return Activation(max(layer, sampler), "upper bound by formula", compiled=False)
+
+
+def can_compile() -> bool:
+    """Whether JAX's CUDA plugin is installed, so that a step compiles without a GPU."""
+    return any(_installed(name) for name in _CUDA_PLUGINS)
+
+
+def compile_activation(hf_config: dict[str, Any], shape: StepShape, gpu: Gpu) -> Activation | None:
+    """Temporaries of the real step programs, compiled for `gpu` in a process of its own.
+
+    Returns None where the compile fails, with the reason in the log: a plan can go on with the
+    bound. Takes up to a minute.
+
+    Args:
+      hf_config: the content of config.json.
+    """
+    job = {
+        "hf_config": hf_config,
+        "shape": dataclasses.asdict(shape),
+        "gpu": dataclasses.asdict(gpu),
+    }
+    logger.info("compiling the step of the largest batch for %s, without one", gpu.name)
+    try:
+        # A JAX that is in use here may hold a GPU, and could not take the CPU for its backend.
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxllm.planning.device_compile"],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_TIMEOUT_S,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        logger.warning("compiling for %s took over %.0f s", gpu.name, COMPILE_TIMEOUT_S)
+        return None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        logger.warning("compiling for %s failed: %s", gpu.name, reason)
+        return None
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    parts = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in answer["programs"].items())
+    return Activation(
+        max(answer["programs"].values()),
+        f"step compiled for {gpu.name} ({parts}; attention: {answer['attention']})",
+        compiled=True,
+    )
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
