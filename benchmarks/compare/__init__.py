@@ -1,0 +1,1 @@
+"""Other engines beside jaxllm: the same weights, the same token ids, in one run."""

@@ -1,0 +1,116 @@
+"""What the engine scripts share: their command line, the clock, and the lines they print.
+
+    python -m benchmarks.compare.engine_NAME --model DIR --workload throughput
+
+prints one JSON line per timed run. With ``--serve`` the engine stays up and reads workload names
+from standard input, one a line, so that ``run.py`` can let engines take turns without starting each
+anew. Anything else the engine prints goes to standard error.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from benchmarks.compare.workloads import WORKLOADS, Workload, digest
+
+
+class Engine(Protocol):
+    """An engine that is up."""
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        """Greedy, `new_tokens` for each prompt whatever they are; the new ids."""
+
+    def info(self) -> dict[str, Any]:
+        """Versions and threads."""
+
+
+def cores() -> list[int]:
+    """The cores this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def measure(
+    engine: Engine, args: argparse.Namespace, workload: Workload, startup: float
+) -> dict[str, Any]:
+    """One timed run, as the JSON object to print.
+
+    Raises:
+        RuntimeError: the engine gave fewer or more tokens than asked.
+    """
+    prompts = workload.prompts()
+    begin = time.perf_counter()
+    outputs = engine.generate(prompts, workload.new_tokens)
+    seconds = time.perf_counter() - begin
+    wrong = [len(ids) for ids in outputs if len(ids) != workload.new_tokens]
+    if wrong or len(outputs) != len(prompts):
+        raise RuntimeError(
+            f"{args.name}: {len(outputs)} outputs for {len(prompts)} prompts, "
+            f"of {sorted(set(wrong))} tokens where {workload.new_tokens} were asked"
+        )
+    output_tokens = sum(len(ids) for ids in outputs)
+    return {
+        "engine": args.name,
+        "dtype": args.dtype,
+        "workload": workload.name,
+        "requests": len(prompts),
+        "prompt_tokens": sum(len(ids) for ids in prompts),
+        "output_tokens": output_tokens,
+        "seconds": round(seconds, 4),
+        "tok_per_s": round(output_tokens / seconds, 2),
+        "startup_s": round(startup, 2),
+        "prompts_digest": digest(prompts),
+        "outputs_digest": digest(outputs),
+        "outputs": outputs,
+        "cores": cores(),
+        **engine.info(),
+    }
+
+
+def main(name: str, start: Callable[[argparse.Namespace], Engine], doc: str) -> None:
+    """The command line of an engine script."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--model", required=True, help="Hugging Face folder, bfloat16 weights")
+    parser.add_argument("--name", default=name, help="what to call the engine in the output")
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="throughput")
+    parser.add_argument("--warmup", type=int, default=1, help="untimed runs before the first")
+    parser.add_argument("--runs", type=int, default=1, help="timed runs")
+    parser.add_argument("--serve", action="store_true", help="take workload names from stdin")
+    parser.add_argument("--outputs", action="store_true", help="print the generated ids too")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--enforce-eager", action="store_true", help="no compilation at start-up")
+    parser.add_argument("--bind", choices=["all", "auto"], default="all", help="vLLM's cores")
+    args = parser.parse_args()
+    lines = _own_stdout()
+    begin = time.perf_counter()
+    engine = start(args)
+    startup = time.perf_counter() - begin
+    warm: set[str] = set()
+
+    def run(workload: Workload) -> None:
+        if workload.name not in warm:
+            for _ in range(args.warmup):
+                measure(engine, args, workload, startup)
+            warm.add(workload.name)
+        result = measure(engine, args, workload, startup)
+        if not args.outputs:
+            del result["outputs"]
+        print(json.dumps(result), file=lines, flush=True)
+
+    if not args.serve:
+        for _ in range(args.runs):
+            run(WORKLOADS[args.workload])
+        return
+    print(json.dumps({"ready": args.name, "startup_s": round(startup, 2)}), file=lines, flush=True)
+    for line in sys.stdin:
+        run(WORKLOADS[line.strip()])
+
+
+def _own_stdout() -> TextIO:
+    """Standard output for our lines alone; the engine and its children print to stderr."""
+    ours = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return ours
