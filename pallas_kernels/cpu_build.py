@@ -82,8 +82,8 @@ def build(target: Path, include_dir: str, *, compiler: str | None = None) -> Non
         objects = [handlers]
         for name, isa_flags in instruction_sets().items():
             objects.append(folder / f"{name}.o")
-            flags = (*KERNEL_FLAGS, *isa_flags, f"-DISA_NS=isa_{name}")
-            commands.append(_compile(compiler, "isa.cc", objects[-1], flags))
+            kernel_flags = (*KERNEL_FLAGS, *isa_flags, f"-DISA_NS=isa_{name}")
+            commands.append(_compile(compiler, "isa.cc", objects[-1], kernel_flags))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         linked = folder / LIBRARY_NAME

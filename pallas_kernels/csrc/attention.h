@@ -39,8 +39,10 @@ INLINE int64_t scratch_floats(const AttentionArgs& a) {
          kMaxRows * kBlockTokens;
 }
 
-INLINE void prefetch(const void* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i);
+// Asks for row j of n, if there are rows to ask for.
+template <class T> INLINE void prefetch(const T* const* rows, int j, int n, int d) {
+  if (j < n)
+    for (int i = 0; i < d; i += 64 / (int)sizeof(T)) __builtin_prefetch(rows[j] + i);
 }
 
 // acc[r, t] += q[r] . k[t] over one half of 2 W values: the queries stay in registers.
@@ -69,11 +71,14 @@ INLINE void dot_tokens(const float* q, const T* const* k, int d, vf (&acc)[R][N]
     }
 }
 
-// scores[r, j] = q[r] . k[j] for n tokens.
-template <int R, class T>
-INLINE void dot_rows(const float* q, const T* const* k, int n, int d, float* scores) {
+// scores[r, j] = q[r] . k[j] for n tokens. `ahead`: rows that will be read soon.
+template <bool fetch, int R, class T>
+INLINE void dot_rows(const float* q, const T* const* k, int n, int d, float* scores,
+                     const T* const* ahead, int ahead_n) {
   int j = 0;
   for (; j + 4 <= n; j += 4) {
+    if (fetch)
+      for (int t = 0; t < 4; t++) prefetch(ahead, j + t, ahead_n, d);
     vf acc[R][4];
     dot_tokens(q, k + j, d, acc);
     for (int r = 0; r < R; r++)
@@ -90,14 +95,15 @@ INLINE void dot_rows(const float* q, const T* const* k, int n, int d, float* sco
 }
 
 // o[r, first : first + V * W] += sum over j of weights[r, j] v[j].
-template <int R, int V, class T>
-INLINE void add_weighted(const float* weights, const T* const* v, int n, int d, int first,
-                         float* o) {
+template <bool fetch, int R, int V, class T>
+INLINE void add_weighted(const float* weights, const T* const* v, int n, int d, int first, float* o,
+                         const T* const* ahead, int ahead_n) {
   vf acc[R][V];
   for (int r = 0; r < R; r++)
     for (int i = 0; i < V; i++) acc[r][i] = load(o + r * d + first + i * W);
   for (int j = 0; j < n; j++) {
     const T* row = v[j] + first;
+    if (fetch) prefetch(ahead, j, ahead_n, d);
     if constexpr (V == 1) {
       vf a = load(row);
       for (int r = 0; r < R; r++) acc[r][0] = fma(splat(weights[r * kBlockTokens + j]), a, acc[r][0]);
@@ -115,12 +121,17 @@ INLINE void add_weighted(const float* weights, const T* const* v, int n, int d, 
   for (int r = 0; r < R; r++)
     for (int i = 0; i < V; i++) store(o + r * d + first + i * W, acc[r][i]);
 }
-template <int R, class T>
-INLINE void add_weighted_rows(const float* weights, const T* const* v, int n, int d, float* o) {
+template <bool fetch, int R, class T>
+INLINE void add_weighted_rows(const float* weights, const T* const* v, int n, int d, float* o,
+                              const T* const* ahead, int ahead_n) {
   int i = 0;
-  for (; i + 4 * W <= d; i += 4 * W) add_weighted<R, 4>(weights, v, n, d, i, o);
-  for (; i + 2 * W <= d; i += 2 * W) add_weighted<R, 2>(weights, v, n, d, i, o);
-  if (i < d) add_weighted<R, 1>(weights, v, n, d, i, o);
+  if (4 * W <= d) {
+    add_weighted<fetch, R, 4>(weights, v, n, d, i, o, ahead, ahead_n);
+    i += 4 * W;
+  }
+  for (; i + 4 * W <= d; i += 4 * W) add_weighted<false, R, 4>(weights, v, n, d, i, o, ahead, 0);
+  for (; i + 2 * W <= d; i += 2 * W) add_weighted<false, R, 2>(weights, v, n, d, i, o, ahead, 0);
+  if (i < d) add_weighted<false, R, 1>(weights, v, n, d, i, o, ahead, 0);
 }
 
 // One step of the online softmax (Milakov and Gimelshein, 2018) over the block's tokens [lo, hi);
@@ -281,8 +292,8 @@ static void widen_block(const AttentionArgs& a, const AttentionUnit& u, int t0, 
 
 // Attends from the tile's rows to the unit's splits. T: the type K and V are read as; widened: from
 // f32 copies, which pays where many rows share them or the pool's type is dear to widen.
-template <class T>
-static void walk(const AttentionArgs& a, const AttentionUnit& u, Tile& w, bool widened) {
+template <class T, bool widened>
+static void walk(const AttentionArgs& a, const AttentionUnit& u, Tile& w) {
   const int group = a.heads / a.kv_heads, d = a.head_dim;
   const int queries = a.query_starts[u.request + 1] - a.query_starts[u.request];
   const int position0 = a.context_lens[u.request] - queries;
@@ -290,7 +301,7 @@ static void walk(const AttentionArgs& a, const AttentionUnit& u, Tile& w, bool w
   const int last_position = position0 + (u.row0 + u.rows - 1) / group;
   const int first = a.window > 0 ? max_of(0, first_position - a.window + 1) : 0;
   const bool several = u.split1 - u.split0 > 1;
-  BlockRows<T> rows;
+  BlockRows<T> rows, next;
   if (widened)
     for (int j = 0; j < kBlockTokens; j++)
       rows.k[j] = (const T*)(w.k + j * d), rows.v[j] = (const T*)(w.v + j * d);
@@ -303,11 +314,15 @@ static void walk(const AttentionArgs& a, const AttentionUnit& u, Tile& w, bool w
     const int start = max_of(split * kSplitTokens, first);
     for (int b0 = start / kBlockTokens * kBlockTokens; b0 < end; b0 += kBlockTokens) {
       const int j0 = max_of(0, start - b0), n = min_of(kBlockTokens, end - b0);
+      // While K is read, V is asked for, and while V is read, the K that comes next.
+      int v_ahead = 0, k_ahead = 0;
       if (widened) {
         widen_block(a, u, b0 + j0, b0 + n, w);
       } else {
         find_rows(a, u, b0 + j0, b0 + n, rows);
-        for (int j = 0; j < n - j0; j++) prefetch(rows.v[j], d * sizeof(T));
+        v_ahead = n - j0;
+        k_ahead = min_of(kBlockTokens, last_position + 1 - b0 - kBlockTokens);
+        if (k_ahead > 0) find_rows(a, u, b0 + kBlockTokens, b0 + kBlockTokens + k_ahead, next);
       }
       for_row_groups(u.rows, [&](auto size, int r0) __attribute__((always_inline)) {
         constexpr int R = decltype(size)::value;
@@ -316,7 +331,8 @@ static void walk(const AttentionArgs& a, const AttentionUnit& u, Tile& w, bool w
         const int lo = a.window > 0 ? max_of(j0, p0 - a.window + 1 - b0) : j0;
         const int hi = min_of(n, p1 + 1 - b0);
         if (lo >= hi) return;
-        dot_rows<R>(w.q + r0 * d, rows.k + (lo - j0), hi - lo, d, w.scores + lo);
+        dot_rows<!widened, R>(w.q + r0 * d, rows.k + (lo - j0), hi - lo, d, w.scores + lo, rows.v + (lo - j0),
+                    r0 == 0 ? v_ahead : 0);
         for (int r = 0; r < R; r++) {
           const int p = position0 + (u.row0 + r0 + r) / group;
           const int row_lo = a.window > 0 ? max_of(lo, p - a.window + 1 - b0) : lo;
@@ -327,7 +343,8 @@ static void walk(const AttentionArgs& a, const AttentionUnit& u, Tile& w, bool w
           if (factor != 1.f)
             for (int i = 0; i < d; i += W) store(o + i, load(o + i) * factor);
         }
-        add_weighted_rows<R>(w.scores + lo, rows.v + (lo - j0), hi - lo, d, w.o + r0 * d);
+        add_weighted_rows<!widened, R>(w.scores + lo, rows.v + (lo - j0), hi - lo, d, w.o + r0 * d, next.k,
+                             r0 == 0 ? k_ahead : 0);
       });
     }
     if (several)
@@ -345,8 +362,9 @@ static void attend(const AttentionArgs& a, const AttentionUnit& u, float* scratc
   const int d = a.head_dim;
   Tile w = carve(scratch, u.rows, d);
   load_queries(a, u, w.q);
-  if (a.kv_dtype == BF16 && u.rows <= kDirectRows) walk<bf16>(a, u, w, false);
-  else walk<float>(a, u, w, a.kv_dtype != F32);
+  if (a.kv_dtype == F32) walk<float, false>(a, u, w);
+  else if (a.kv_dtype == BF16 && u.rows <= kDirectRows) walk<bf16, false>(a, u, w);
+  else walk<float, true>(a, u, w);
   if (u.partial) {
     memcpy(u.partial, w.total, sizeof(float) * u.rows * d);
     memcpy(u.partial + u.rows * d, w.total_m, sizeof(float) * u.rows);

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,9 +24,7 @@ namespace {
 int supported_level() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c")))
-    return 0;
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return 0;
   if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512cd")))
@@ -121,20 +120,20 @@ std::string prepare(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k_pool,
            " query rows";
   for (int64_t r = 0; r < td[0]; r++) {
     const int context = a.context_lens[r], queries = starts_data[r + 1] - starts_data[r];
-    const std::string request = " of request " + std::to_string(r);
-    if (queries < 0) return "query_starts fall at the end" + request;
+    auto of_request = [r] { return " of request " + std::to_string(r); };
+    if (queries < 0) return "query_starts fall at the end" + of_request();
     if (context < 0 || context > (int64_t)a.table_width * a.block_size)
-      return "context_len " + std::to_string(context) + request + " does not fit its table of " +
+      return "context_len " + std::to_string(context) + of_request() + " does not fit its table of " +
              std::to_string(a.table_width) + " blocks";
     if (queries > context)
-      return std::to_string(queries) + " query rows" + request + " exceed its context of " +
+      return std::to_string(queries) + " query rows" + of_request() + " exceed its context of " +
              std::to_string(context);
     if (queries == 0) continue;
     const int from = a.window > 0 ? std::max(0, context - queries - a.window + 1) : 0;
     for (int b = from / a.block_size; b <= (context - 1) / a.block_size; b++) {
       const int32_t id = a.block_tables[r * a.table_width + b];
       if (id < 0 || id >= pd[0])
-        return "block id " + std::to_string(id) + request + " is outside the pool of " +
+        return "block id " + std::to_string(id) + of_request() + " is outside the pool of " +
                std::to_string(pd[0]) + " blocks";
     }
   }
@@ -318,28 +317,29 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   a.n = wd[0];
   if (a.m == 0 || a.n == 0) return ffi::Error::Success();
   a.k_padded = kernels.linear_k_padded(a.k, a.w_dtype);
-  std::vector<float> packed;
+  std::unique_ptr<float[]> packed;
   if (x_dtype == F32 && a.w_dtype != BF16 && a.k_padded == a.k) {
     a.x = x.untyped_data();
   } else {
     const int64_t bytes = a.k_padded * (kernels.packs_bf16(a.w_dtype) ? 2 : 4);
-    packed.resize((a.m * bytes + 3) / 4 + 16);
-    a.x = packed.data();
+    packed.reset(new float[(a.m * bytes + 3) / 4]);
+    a.x = packed.get();
     constexpr int64_t kRowsPerTask = 32;
     parallel_for(pool, (a.m + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t i) {
       const int64_t first = i * kRowsPerTask;
       kernels.pack_rows((const char*)x.untyped_data() + first * a.k * bytes_of(x_dtype), x_dtype,
                         std::min(kRowsPerTask, a.m - first), a.k, a.k_padded, a.w_dtype,
-                        (char*)packed.data() + first * bytes);
+                        (char*)packed.get() + first * bytes);
     });
   }
   const int64_t columns = (a.n + kLinearColumns - 1) / kLinearColumns;
-  // A claim should be worth some 20 us: about 2^19 multiply-adds, or 2^17 weights where reading
-  // them is the cost; and there should be several per thread.
+  // Cost in multiply-adds; reading a weight costs as much as four. Below some 30 us waking a thread
+  // does not pay; above, a thread should find a few claims, and a claim be worth taking.
+  constexpr int64_t kWorthSharing = 1 << 20, kWorthClaiming = 1 << 18;
   const int64_t threads = std::max<int64_t>(1, pool.num_threads());
-  const int64_t cost = kLinearColumns * a.k * std::max<int64_t>(4, a.m);
-  const int64_t per_claim = std::max<int64_t>(
-      1, std::min<int64_t>((1 << 19) / std::max<int64_t>(1, cost) + 1, columns / (threads * 4)));
+  const int64_t cost = columns * kLinearColumns * a.k * std::max<int64_t>(4, a.m);
+  const int64_t claims = cost < kWorthSharing ? 1 : std::min(cost / kWorthClaiming, 16 * threads);
+  const int64_t per_claim = (columns + claims - 1) / claims;
   parallel_for(pool, (columns + per_claim - 1) / per_claim, [&](int64_t i) {
     for (int64_t c = i * per_claim; c < std::min(columns, (i + 1) * per_claim); c++)
       kernels.linear(a, c * kLinearColumns, std::min(a.n, (c + 1) * kLinearColumns));

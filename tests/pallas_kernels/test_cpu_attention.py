@@ -4,6 +4,7 @@ what they promise beside numbers: pools in place, ids checked, bits that do not 
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -311,6 +312,22 @@ def test_pools_that_are_not_donated_are_left_alone() -> None:
     _, k_pool, _ = step(batch.q, batch.k, batch.v, *pools, *arguments)
     np.testing.assert_array_equal(bits(pools[0]), bits(batch.before[0]))
     np.testing.assert_array_equal(bits(k_pool), bits(batch.after[0]))
+
+
+def test_many_callers_at_once() -> None:
+    """More callers than threads, on two devices: none waits for ever, and bits stay the same."""
+    batch = Batch(np.random.default_rng(6), [(1, 1100), (40, 200), (1, 30)], padding_rows=0)
+    step = jax.jit(functools.partial(attend, impl="cpu", **batch.options()))
+    arguments = (batch.tables, batch.contexts, batch.starts)
+    expected = bits(step(batch.q, *batch.after, *arguments))
+
+    def call(index: int) -> bool:
+        with jax.default_device(jax.devices()[index % 2]):
+            results = [step(batch.q, *batch.after, *arguments) for _ in range(15)]
+        return all((bits(result) == expected).all() for result in results)
+
+    with ThreadPoolExecutor(max_workers=6) as threads:
+        assert all(threads.map(call, range(12), timeout=120))
 
 
 def sharded(batch: Batch, devices: int) -> Callable[..., Any]:
