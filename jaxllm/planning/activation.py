@@ -58,13 +58,14 @@ def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
     The larger of the MLP's live set (input, residual and normed hidden states, one of them in
     float32, and gate, up and their product), attention's (hidden states, q, k, v in float32 for the
     rotation and again in the dtype, the output), and the sampler's (logits and four more arrays of
-    their size, float32). Every array is counted whole where devices share it unevenly.
+    their size, float32). Several devices add three float32 hidden states around the all-reduce.
+    Every array is counted whole where devices share it unevenly.
     """
     item = DTYPE_BYTES[shape.dtype]
     tokens, hidden = shape.max_num_batched_tokens, config.hidden_size
     mlp = -(-config.intermediate_size // shape.tp)
     heads = -(-(config.num_heads + 2 * config.num_kv_heads) // shape.tp) * config.head_dim
-    states = tokens * hidden * (3 * item + 4)
+    states = tokens * hidden * (3 * item + 4 + (12 if shape.tp > 1 else 0))
     layer = states + max(3 * tokens * mlp * item, tokens * heads * (2 * item + 4))
     sampler = 5 * 4 * shape.max_num_seqs * config.vocab_size
     return Activation(max(layer, sampler), "upper bound by formula", compiled=False)

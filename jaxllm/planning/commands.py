@@ -31,8 +31,8 @@ def add_plan_command(
         parents=parents or [],
         help="what fits a device, and which settings to use",
         description="What fits a device: weights, KV cache, requests, settings with reasons, and "
-        "speed at most. Needs the model's config.json, not its weights, and no device. Exit code 1: "
-        "not one request fits.",
+        "speed at most. Needs the model's config.json, not its weights, and no device. Exit code "
+        "1: not one request fits.",
     )
     _add_model(parser)
     parser.add_argument(
@@ -92,15 +92,15 @@ def add_simulate_command(
     subparsers: "argparse._SubParsersAction[Any]",
     parents: list[argparse.ArgumentParser] | None = None,
 ) -> None:
-    """Adds `simulate`, which runs traffic through the scheduler; its `run` returns the exit code."""
+    """Adds `simulate`, which runs traffic on paper; its `run` returns the exit code."""
     parser = subparsers.add_parser(
         "simulate",
         parents=parents or [],
         help="latency and throughput of traffic, without a device",
         description="Runs a trace through the engine's scheduler and block pool on a virtual "
-        "clock: time to first token, time between tokens, throughput, preemptions and KV use. Lists of "
-        "--max-num-seqs, --max-num-batched-tokens, --num-blocks, --replicas and --router are "
-        "combined, one row each.",
+        "clock: time to first token, time between tokens, throughput, preemptions and KV use. "
+        "Lists of --max-num-seqs, --max-num-batched-tokens, --num-blocks, --replicas and --router "
+        "are combined, one row each.",
     )
     _add_model(parser)
     clock = parser.add_argument_group("step time")
