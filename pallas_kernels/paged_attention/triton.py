@@ -261,9 +261,7 @@ def _kernel(
                 logits = plan.soft_cap * jnp.tanh(logits * (1 / plan.soft_cap))
             logits = logits * math.log2(math.e)
             if masked:
-                visible = key[None, :] <= position[:, None]
-                if plan.window is not None:
-                    visible &= key[None, :] > position[:, None] - plan.window
+                visible = _visible(key, position, plan)
                 logits = jnp.where(visible, logits, MASKED)
             new_peak = jnp.maximum(peak, logits.max(axis=1))
             weights = jnp.exp2(logits - new_peak[:, None])
@@ -296,6 +294,14 @@ def _kernel(
         plt.store(out_ref.at[(split, *place)], out, mask=stored)
         lse = jnp.where(empty, -jnp.inf, (peak + jnp.log2(safe)) * math.log(2))
         plt.store(lse_ref.at[split, first_row + token, head], lse, mask=live)
+
+
+def _visible(key, position, plan: Plan):
+    """bool[rows, keys]: which keys i32[keys] each row at position i32[rows] sees."""
+    visible = key[None, :] <= position[:, None]
+    if plan.window is not None:
+        visible &= key[None, :] > position[:, None] - plan.window
+    return visible
 
 
 def _dot(a, b, contracting):

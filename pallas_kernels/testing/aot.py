@@ -111,7 +111,7 @@ class Kernel:
 
 @functools.cache
 def topology(devices: int = 1) -> Any:
-    """The description of `devices` H200s in one host; AotError where the compiler is not installed."""
+    """The description of `devices` H200s in one host; AotError without the compiler."""
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         raise AotError("set JAX_PLATFORMS=cpu before JAX is imported")
     try:
@@ -198,7 +198,8 @@ def _kernels(folder: Path) -> list[Kernel]:
     shared: dict[str, tuple[int, int]] = {}
     for path in folder.glob("*.thunk_sequence.txt"):
         pattern = (
-            r"\] (\S+) grid:.*?block[^\[{]*[\[{](\d+), (\d+), (\d+).*?shared_memory: (\d+) bytes"
+            r"\] (\S+) grid:.* threads: \[(\d+), (\d+), (\d+)\]"
+            r".* shared_memory: (\d+) bytes"
         )
         for name, x, y, z, size in re.findall(pattern, path.read_text()):
             shared[name] = (int(size), int(x) * int(y) * int(z))

@@ -93,14 +93,3 @@ def make_batch(
     return Batch(
         q, pool(), pool(), tables, np.array(context_lens, np.int32), starts.astype(np.int32)
     )
-
-
-def tolerance(dtype: str, kv_dtype: str) -> float:
-    """The largest error allowed in an output of `dtype` over standard normal numbers.
-
-    f32 throughout leaves rounding of sums; f16 and bf16 outputs, and products rounded to them, a
-    few of their ulps.
-    """
-    if dtype == "float32" and kv_dtype == "float32":
-        return 2e-5
-    return 4e-3 if "bfloat16" not in (dtype, kv_dtype) and dtype == "float16" else 2e-2

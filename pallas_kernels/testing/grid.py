@@ -7,7 +7,7 @@ options meet one another at least once.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -35,8 +35,8 @@ class GridCase:
     decode: bool = False
     shared_blocks: int = 0
     padding_rows: int = 3
-    table_width: int = 20
-    tags: frozenset[str] = field(default_factory=frozenset)
+    table_width: int = 12
+    splits: int = 1
 
     def __str__(self) -> str:
         extras = [
@@ -73,7 +73,7 @@ class GridCase:
         if self.soft_cap:
             options["soft_cap"] = self.soft_cap
         if self.sinks:
-            options["sinks"] = rng.standard_normal(H).astype(np.float32)
+            options["sinks"] = (2 + rng.standard_normal(H)).astype(np.float32)
         if self.scales:
             unit = 0.025 if self.kv_dtype == "int8" else 1.0
             options["k_scale"] = rng.uniform(0.5, 1.5, K).astype(np.float32) * unit
@@ -87,61 +87,54 @@ class GridCase:
         """
         if self.dtype == self.kv_dtype == "float32":
             return 2e-5
-        return 5e-3 if self.dtype != "bfloat16" and self.kv_dtype == "float16" else 2.5e-2
+        return 3e-3 if self.dtype == self.kv_dtype == "float16" else 1.5e-2
 
 
 GRID = (
+    GridCase(queries=[1, 1, 0], contexts=[64, 65, 0], decode=True, heads=(8, 1), splits=2),
     GridCase(
-        queries=[1, 1, 1, 1, 0], contexts=[1, 63, 64, 65, 0], decode=True, heads=(8, 2)
+        queries=[1], contexts=[129], decode=True, heads=(9, 3), block_size=8, window=24,
+        table_width=17,
+    ),
+    GridCase(queries=[7, 1], contexts=[7, 33], heads=(3, 1), head_dim=80, window=5),
+    GridCase(
+        queries=[70, 1], contexts=[191, 63], heads=(2, 2), head_dim=96, block_size=32,
+        soft_cap=2.0, table_width=6,
     ),
     GridCase(
-        queries=[1, 1, 0], contexts=[129, 200, 0], decode=True, heads=(9, 3), block_size=8,
-        window=24, head_dim=64, table_width=25,
-    ),
-    GridCase(
-        queries=[7, 1, 20], contexts=[7, 33, 47], heads=(9, 3), head_dim=80, window=5,
-    ),
-    GridCase(
-        queries=[70, 1, 3, 0, 2], contexts=[200, 64, 65, 0, 2], heads=(4, 4), head_dim=96,
-        block_size=32, soft_cap=2.0, table_width=7,
-    ),
-    GridCase(
-        queries=[65, 2], contexts=[65, 130], heads=(8, 1), head_dim=128, block_size=64,
+        queries=[17, 0, 2], contexts=[65, 0, 130], heads=(8, 1), head_dim=128, block_size=64,
         dtype="float16", kv_dtype="float16", sinks=True, table_width=3,
     ),
     GridCase(
-        queries=[5, 64, 1], contexts=[133, 64, 128], kv_dtype="float8_e4m3fn", scales=True,
-        head_dim=128,
+        queries=[5, 1], contexts=[133, 63], kv_dtype="float8_e4m3fn", scales=True, head_dim=128,
+        splits=2,
     ),
     GridCase(
-        queries=[3, 1], contexts=[19, 40], heads=(2, 2), head_dim=256, block_size=8,
-        kv_dtype="float8_e5m2", window=1, sinks=True,
+        queries=[3, 1], contexts=[19, 40], heads=(1, 1), head_dim=256, block_size=8,
+        kv_dtype="float8_e5m2", window=1, sinks=True, table_width=16,
     ),
     GridCase(
-        queries=[1, 9, 0, 1], contexts=[31, 32, 0, 1], heads=(4, 1), kv_dtype="int8",
-        scales=True, soft_cap=5.0,
+        queries=[1, 9, 1], contexts=[31, 32, 1], heads=(4, 1), kv_dtype="int8", scales=True,
+        soft_cap=5.0,
+    ),
+    GridCase(queries=[43], contexts=[44], heads=(6, 2), window=400, sinks=True, soft_cap=3.0),
+    GridCase(
+        queries=[1, 1], contexts=[150, 17], decode=True, heads=(4, 1), head_dim=256, sinks=True,
+        soft_cap=4.0, shared_blocks=1, splits=3,
     ),
     GridCase(
-        queries=[130], contexts=[131], heads=(6, 2), window=400, sinks=True, soft_cap=3.0,
+        queries=[20, 13], contexts=[100, 97], heads=(7, 1), head_dim=128, window=30,
+        shared_blocks=2,
     ),
     GridCase(
-        queries=[1, 1], contexts=[300, 17], decode=True, heads=(4, 1), head_dim=256,
-        sinks=True, soft_cap=4.0, shared_blocks=1,
+        queries=[1], contexts=[250], decode=True, heads=(3, 1), head_dim=128, dtype="float16",
+        kv_dtype="int8", scales=True, window=100, block_size=64, table_width=4,
     ),
-    GridCase(
-        queries=[40, 33], contexts=[100, 97], heads=(14, 2), head_dim=128, block_size=16,
-        window=30, shared_blocks=2, kv_dtype="bfloat16",
-    ),
-    GridCase(
-        queries=[1, 1], contexts=[96, 250], decode=True, heads=(3, 1), head_dim=128,
-        dtype="float16", kv_dtype="int8", scales=True, window=100, block_size=64, table_width=4,
-    ),
-    GridCase(
-        queries=[1, 6], contexts=[16, 15], dtype="float32", kv_dtype="float32",
-    ),
-    GridCase(
-        queries=[3, 1], contexts=[70, 81], dtype="float32", kv_dtype="bfloat16", heads=(80, 1),
-    ),
+    GridCase(queries=[1, 6], contexts=[16, 15], dtype="float32", kv_dtype="float32"),
+    GridCase(queries=[3, 1], contexts=[70, 81], heads=(80, 1)),
+    # More key tiles than any ring has stages.
+    GridCase(queries=[1], contexts=[330], decode=True, heads=(2, 1), table_width=21),
+    GridCase(queries=[30], contexts=[323], heads=(2, 1), table_width=21),
 )  # fmt: skip
 
 
@@ -173,7 +166,7 @@ def check_case(case: GridCase, attend: Callable[..., Any], platform: str | None 
     out, lse = run_case(case, attend, platform)
     expected, expected_lse = case.batch().expected(**case.options())
     np.testing.assert_allclose(out, expected, atol=case.tolerance, err_msg=f"out of {case}")
-    np.testing.assert_allclose(lse, expected_lse, atol=2e-2, err_msg=f"lse of {case}")
+    np.testing.assert_allclose(lse, expected_lse, atol=2e-3, err_msg=f"lse of {case}")
     live = int(case.batch().query_starts[-1])
     np.testing.assert_array_equal(out[live:], 0.0, err_msg=f"padding rows of {case}")
     return float(np.abs(out - expected).max())

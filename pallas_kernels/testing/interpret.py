@@ -1,7 +1,8 @@
-"""Run the GPU kernels on a CPU: Triton's by plain XLA, Mosaic's by JAX's GPU interpreter with race detection.
+"""Run the GPU kernels on a CPU: Triton's by plain XLA, Mosaic's by JAX's GPU interpreter with race
+detection.
 
-The interpreter keeps state for the life of a process, which an exception leaves dirty; the functions that reset it and
-read the races found are private in JAX, and named here only.
+The interpreter keeps state for the life of a process, which an exception leaves dirty; the
+functions that reset it and read the races found are private in JAX, and named here only.
 """
 
 import functools
