@@ -113,15 +113,21 @@ class GenerationStream:
         return self
 
     async def __anext__(self) -> list[tuple[int, Delta]]:
+        await self.wait()
+        if not self._pending:
+            raise StopAsyncIteration
+        pending, self._pending = self._pending, {}
+        return list(pending.items())
+
+    async def wait(self) -> None:
+        """Until there is news; raises the error if that is it."""
         while not self._pending:
             if self._error is not None:
                 raise self._error
             if not self.running:
-                raise StopAsyncIteration
+                return
             self._wake.clear()
             await self._wake.wait()
-        pending, self._pending = self._pending, {}
-        return list(pending.items())
 
     def close(self) -> None:
         """Ends what still runs, within a step."""
@@ -218,7 +224,7 @@ class AsyncLLM:
     async def process_prompt(self, prompt: Prompt, **options: Any) -> ProcessedPrompt:
         """`text.input.process_prompt` with this model's limits; long texts in a thread."""
         description = self.description
-        limits = {
+        limits: dict[str, Any] = {
             "max_model_len": description.max_model_len,
             "vocab_size": description.vocab_size,
         }

@@ -60,6 +60,14 @@ class RequestTimes:
     num_preemptions: int = 0
 
 
+@dataclasses.dataclass(slots=True)
+class Totals:
+    """Tokens since the start."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
 class Metrics:
     """All series of one server, in a registry of their own."""
 
@@ -67,6 +75,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._last = Stats()
+        self.totals = Totals()
         gauge, counter = self._gauge, self._counter
         self.running = gauge("num_requests_running", "Sequences that run.")
         self.waiting = gauge("num_requests_waiting", "Sequences that wait to be scheduled.")
@@ -235,6 +244,7 @@ class Metrics:
             prompt = times.num_prompt_tokens
             self.first_token.observe(now - times.arrival)
             self.prompt_tokens.inc(prompt)
+            self.totals.prompt_tokens += prompt
             self.prompt_tokens_cached.inc(times.num_cached_tokens)
             self.prompt_cached.inc(times.num_cached_tokens)
             self.prompt_computed.inc(prompt - times.num_cached_tokens)
@@ -243,6 +253,7 @@ class Metrics:
         times.last_token = now
         times.num_tokens += count
         self.generation_tokens.inc(count)
+        self.totals.generation_tokens += count
         return count + prompt
 
     def finish(self, times: RequestTimes, reason: str, now: float) -> None:

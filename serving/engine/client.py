@@ -1,4 +1,4 @@
-"""The API process's end of one engine process: start it, send commands, hear news, notice its end."""
+"""The API process's end of an engine process: start, commands, news, its death."""
 
 import asyncio
 import contextlib
@@ -170,7 +170,7 @@ class EngineClient:
         self._ended()
 
     async def _first_news(self) -> Description:
-        receive = asyncio.ensure_future(self._socket.recv())
+        receive: asyncio.Future[Any] = asyncio.ensure_future(self._socket.recv())
         await asyncio.wait({receive, self._end}, return_when=asyncio.FIRST_COMPLETED)
         if not receive.done():
             # What it said last may still be on its way.

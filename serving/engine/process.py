@@ -55,7 +55,7 @@ class Channel:
     """The engine's end: lists of commands in, news out."""
 
     def __init__(self, address: str):
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()

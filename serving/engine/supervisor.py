@@ -102,6 +102,12 @@ class Supervisor:
             raise NotReadyError("there is no engine")
         return await self._client.call(name)
 
+    def kill(self) -> None:
+        """Ends the engine process at once."""
+        self.state = "dead"
+        if self._client is not None:
+            self._client.kill()
+
     async def close(self) -> None:
         """Ends the engine process for good."""
         self.state = "dead"

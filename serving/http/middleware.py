@@ -1,0 +1,98 @@
+"""What wraps every request: API keys, metrics, load, request ids; plain ASGI."""
+
+import hashlib
+import secrets
+import time
+
+from starlette._utils import get_route_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.http.context import ServerContext
+from serving.http.errors import ApiError, error_response
+
+# Open without a key; everything else is closed, known or not.
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/"})
+_NOT_MEASURED = frozenset(
+    {"/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version", "/server_info"}
+)
+
+
+class Authentication:
+    """Demands one of the API keys on every path but the open ones."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]):
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] != "http"
+            or not self._digests
+            or scope["method"] == "OPTIONS"
+            or get_route_path(scope) in OPEN_PATHS
+        ):
+            await self._app(scope, receive, send)
+            return
+        key = _bearer(scope)
+        digest = hashlib.sha256(key).digest()
+        # All are compared, each in constant time.
+        if sum([secrets.compare_digest(digest, known) for known in self._digests]):
+            scope["api_key"] = key.decode("latin-1")
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(401, "an API key is needed", headers={"WWW-Authenticate": "Bearer"})
+        await error_response(error)(scope, receive, send)
+
+
+class Bookkeeping:
+    """Counts requests, and adds the request id to answers if asked to."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext):
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = self._context
+        path = get_route_path(scope)
+        status = 499
+        began = time.monotonic()
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if context.settings.enable_request_id_headers:
+                    given = dict(scope["headers"]).get(b"x-request-id", b"")
+                    request_id = given or secrets.token_hex(16).encode()
+                    message.setdefault("headers", []).append((b"x-request-id", request_id))
+            await send(message)
+
+        generates = path.startswith("/v1/") and scope["method"] == "POST"
+        context.server_load += generates
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            context.server_load -= generates
+            if path not in _NOT_MEASURED:
+                # Paths that no route has would make a series each.
+                handler = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                metrics = context.llm.metrics
+                metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
+                metrics.http_seconds.labels(handler, method).observe(time.monotonic() - began)
+
+
+_METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
+
+
+def _bearer(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, key = value.partition(b" ")
+            return key.strip() if kind.lower() == b"bearer" else b""
+        if name == b"x-api-key":
+            return value
+    return b""
