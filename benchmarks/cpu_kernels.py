@@ -5,11 +5,11 @@ sampling.
     python benchmarks/cpu_kernels.py linear [--torch-python ENV/bin/python]
     python benchmarks/cpu_kernels.py sampling
 
-Times are the least of many calls, in milliseconds, on all cores. Attention is timed per layer
+Times are the least of many calls, in milliseconds: by the clock, and in brackets the time of all
+cores together, which other processes disturb less. Attention is timed per layer
 inside one program of several chained calls with donated pools, over disjoint random blocks of two
 pools of 201 MB, so that no context stays in a cache; the model's shape is that of a 135M Llama (9
-heads on 3 KV heads of 64, block size 16, bf16 pools, f32 queries). Ratios are what to read: other
-processes move the numbers.
+heads on 3 KV heads of 64, block size 16, bf16 pools, f32 queries).
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -53,16 +53,37 @@ LINEAR_ROWS = [1, 8, 16, 64, 256, 512]
 VOCABULARY = 49152
 
 
-def least_ms(call: Callable[[], Any], seconds: float) -> float:
+class Spent(NamedTuple):
+    """Milliseconds by the clock, and of all cores together."""
+
+    wall: float
+    cores: float
+
+    def __truediv__(self, parts: int) -> "Spent":
+        return Spent(self.wall / parts, self.cores / parts)
+
+    def beside(self, ours: "Spent") -> str:
+        return (
+            f"{self.wall:8.3f} [{self.cores:8.3f}]"
+            f" ({self.wall / ours.wall:5.1f}x [{self.cores / ours.cores:5.1f}x])"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.wall:8.3f} [{self.cores:8.3f}]"
+
+
+def least(call: Callable[[], Any], seconds: float) -> Spent:
     """The shortest of the calls that fit in `seconds` (at least three), after one to warm up."""
     call()
-    times: list[float] = []
+    walls: list[float] = []
+    cores: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
+    while len(walls) < 3 or time.perf_counter() < end:
+        start, start_cores = time.perf_counter(), time.process_time()
         call()
-        times.append(time.perf_counter() - start)
-    return min(times) * 1e3
+        walls.append(time.perf_counter() - start)
+        cores.append(time.process_time() - start_cores)
+    return Spent(min(walls) * 1e3, min(cores) * 1e3)
 
 
 class AttentionCase:
@@ -99,8 +120,11 @@ class AttentionCase:
             q, k, v, tables, contexts, starts, slots = batch
             out = q
             for layer in range(LAYERS):
+                # Each layer's rows follow from the one before: else a write could overtake the
+                # reads of another layer, which in a model has pools of its own.
+                drift = 0.001 * out
                 out, k_pool, v_pool = attend_and_write(
-                    q + 0.001 * out, k, v, k_pool, v_pool,
+                    q + drift, k + drift[:, :KV_HEADS], v + drift[:, :KV_HEADS], k_pool, v_pool,
                     tables[layer], contexts, starts, slots[layer],
                     scale=DIM**-0.5, kv_dtype=jnp.bfloat16, decode=self.decode, impl=impl,
                 )  # fmt: skip
@@ -127,17 +151,16 @@ def bench_attention(seconds: float, torch_python: str | None) -> None:
     torch_ms = run_torch(torch_python, "attention")
     for name, lengths in ATTENTION_CASES.items():
         case = AttentionCase(lengths, pools)
-        cpu, xla = (least_ms(case.program(impl), seconds) / LAYERS for impl in ("cpu", "xla"))
-        line = f"{name:20s} kernel {cpu:8.3f}  xla {xla:8.3f} ({xla / cpu:5.1f}x)"
-        for kind, ms in torch_ms.get(name, {}).items():
-            line += f"  torch {kind} {ms:8.3f} ({ms / cpu:5.1f}x)"
+        cpu, xla = (least(case.program(impl), seconds) / LAYERS for impl in ("cpu", "xla"))
+        line = f"{name:18s} kernel {cpu}  xla {xla.beside(cpu)}"
+        for kind, spent in torch_ms.get(name, {}).items():
+            line += f"  torch {kind} {Spent(*spent).beside(cpu)}"
         print(line, flush=True)
 
 
 def bench_linear(seconds: float, torch_python: str | None) -> None:
     rng = np.random.default_rng(0)
     torch_ms = run_torch(torch_python, "linear")
-    contract_last = (((1,), (1,)), ((), ()))
     for n, k in LINEAR_SHAPES:
         wide = jnp.asarray(rng.standard_normal((n, k), np.float32))
         for m in LINEAR_ROWS:
@@ -149,20 +172,12 @@ def bench_linear(seconds: float, torch_python: str | None) -> None:
                 w = wide.astype(kind)
                 ours = jax.jit(functools.partial(linear, impl="ffi"))
                 theirs = jax.jit(functools.partial(linear, impl="xla"))
-                ms = least_ms(lambda: ours(x, w).block_until_ready(), seconds)  # noqa: B023
-                other = least_ms(lambda: theirs(x, w).block_until_ready(), seconds)  # noqa: B023
-                line += f"  {kind} kernel {ms:8.3f} xla {other:8.3f} ({other / ms:5.1f}x)"
-                if kind == "bfloat16":
-                    raw = jax.jit(
-                        lambda x, w: lax.dot_general(
-                            x.astype(w.dtype), w, contract_last, preferred_element_type=jnp.float32
-                        )
-                    )
-                    plain = least_ms(lambda: raw(x, w).block_until_ready(), seconds)  # noqa: B023
-                    line += f" plain dot {plain:8.3f}"
+                spent = least(functools.partial(_run, ours, x, w), seconds)
+                other = least(functools.partial(_run, theirs, x, w), seconds)
+                line += f"  {kind} kernel {spent}  xla {other.beside(spent)}"
                 peer = torch_ms.get(f"{n} {k} {m} {kind}", {}).get("linear")
                 if peer:
-                    line += f" torch {peer:8.3f} ({peer / ms:5.1f}x)"
+                    line += f"  torch {Spent(*peer).beside(spent)}"
             print(line, flush=True)
 
 
@@ -182,12 +197,10 @@ def bench_sampling(seconds: float) -> None:
         }
         for name, (ours, theirs) in pairs.items():
             fast, slow = (
-                least_ms(functools.partial(_run, jax.jit(f), x, u), seconds) for f in (ours, theirs)
+                least(functools.partial(_run, jax.jit(f), x, u), seconds) for f in (ours, theirs)
             )
             print(
-                f"{name:9s} {rows:3d} rows: two-stage {fast:8.3f}  jax {slow:8.3f}"
-                f" ({slow / fast:5.1f}x)",
-                flush=True,
+                f"{name:9s} {rows:3d} rows: two-stage {fast}  jax {slow.beside(fast)}", flush=True
             )
 
 
@@ -195,7 +208,7 @@ def _run(f: Callable[..., Any], *arguments: jax.Array) -> None:
     jax.block_until_ready(f(*arguments))
 
 
-def run_torch(python: str | None, what: str) -> dict[str, dict[str, float]]:
+def run_torch(python: str | None, what: str) -> dict[str, dict[str, list[float]]]:
     """The peer's milliseconds by case and kind, from torch_kernels.py run in its environment."""
     if python is None:
         return {}
