@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxllm.config import add_arguments, from_arguments
 from jaxllm.errors import ConfigError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ def _sampling_params(arguments: argparse.Namespace, defaults: SamplingParams) ->
         max_tokens=arguments.max_tokens,
         seed=arguments.sampling_seed,
         ignore_eos=arguments.ignore_eos,
+        output_kind=RequestOutputKind.DELTA,
     )
 
 
@@ -204,9 +205,9 @@ def _lines() -> Iterator[str]:
 
 def _print_answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams) -> str:
     pieces = []
-    for piece in llm.stream({"prompt_token_ids": llm.encode_chat(messages)}, params):
-        pieces.append(piece)
-        print(piece, end="", flush=True)
+    for output in llm.stream({"prompt_token_ids": llm.encode_chat(messages)}, params):
+        pieces.append(output.outputs[0].text)
+        print(pieces[-1], end="", flush=True)
     print()
     return "".join(pieces)
 

@@ -89,6 +89,11 @@ class EngineConfig:
     compilation_cache_dir: str | None = _field(
         None, "folder of compiled programs; unset: JAX_COMPILATION_CACHE_DIR or the user's cache"
     )
+    max_logprobs: int = _field(20, "most log probabilities a request may ask for at a position")
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = _field(
+        "raw_logprobs",
+        "log probabilities of the logits as they are, or of the distribution sampled from",
+    )
     generation_config: Literal["auto", "none"] = _field(
         "auto", "take default sampling parameters from the model's generation_config.json"
     )
@@ -113,11 +118,12 @@ class EngineConfig:
             ("tensor_parallel_size", 1),
             ("long_prefill_token_threshold", 0),
             ("kv_cache_memory", 1),
+            ("max_logprobs", 1),
         ):
             value = getattr(self, name)
-            if value is not None and (not _is_int(value) or value < low):
+            if value is not None and not (_is_int(value) and value >= low):
                 raise ConfigError(f"{name}={value!r}: an integer of at least {low}")
-        if _is_int(self.max_model_len) and self.max_model_len < 2:
+        if isinstance(self.max_model_len, int) and self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len={self.max_model_len}: at least 2, for a prompt token and a new one"
             )

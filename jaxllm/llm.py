@@ -5,46 +5,47 @@ import itertools
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from jaxllm.config import EngineConfig
-from jaxllm.engine.request import FinishReason, Request
 from jaxllm.engine.step_plan import EngineOutput
 from jaxllm.errors import CapacityError, ConfigError, ParameterError
-from jaxllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import SamplingParams, check_against_model
+from jaxllm.sequence_group import Sequence as Sample
+from jaxllm.sequence_group import SequenceGroup
 from jaxllm.startup import start_engine
 from jaxllm.text.chat_template import encode_chat
-from jaxllm.text.input import ProcessedPrompt, Prompt, process_prompt
-from jaxllm.text.output import SequenceText
+from jaxllm.text.input import Prompt, process_prompt
 from jaxllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.text.structured import GrammarCompiler
 
 type Messages = Sequence[Mapping[str, Any]]
 
 # Keys of generation_config.json that are defaults of sampling parameters.
-_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p")
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-@dataclasses.dataclass(slots=True)
-class _Sequence:
-    """One of the n samples of a prompt, on its way."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Score:
+    """Log probabilities of a continuation.
 
-    request: Request
-    text: SequenceText
-    index: int
+    Attributes:
+      token_ids: of the continuation.
+      logprobs: natural logarithms, one per token.
+    """
 
+    token_ids: list[int]
+    logprobs: list[float]
 
-@dataclasses.dataclass(slots=True)
-class _Group:
-    """A prompt and its samples."""
-
-    request_id: str
-    prompt: ProcessedPrompt
-    sequences: list[_Sequence]
-    num_unfinished: int
-    finished_time: float | None = None
+    @property
+    def total(self) -> float:
+        return sum(self.logprobs)
 
 
 class LLM:
@@ -77,6 +78,8 @@ class LLM:
         self._engine = start_engine(config, progress)
         self._ids = itertools.count()
         self._seeds = random.Random(config.seed)
+        self._grammars: GrammarCompiler | None = None
+        self._aborted: list[EngineOutput] = []
 
     def generate(
         self,
@@ -99,15 +102,10 @@ class LLM:
           Outputs in the order of the prompts.
 
         Raises:
-          ParameterError, PromptError, CapacityError: a request is not valid; none has run.
+          ParameterError, PromptError, GrammarError, CapacityError: a request is not valid; none
+            has run.
         """
-        prompts = _as_list(prompts)
-        params = self._params_for(sampling_params, len(prompts))
-        priorities = _one_each("priority", priority, len(prompts))
-        groups = [
-            self._group(self._process(prompt), p, rank)
-            for prompt, p, rank in zip(prompts, params, priorities, strict=True)
-        ]
+        groups = self._groups(prompts, sampling_params, priority)
         bar = tqdm(
             total=len(groups),
             desc="generating",
@@ -115,16 +113,16 @@ class LLM:
             disable=not use_tqdm,
             postfix="0 tokens/s",
         )
-        began, num_tokens = time.monotonic(), 0
-        for group, _, output in self._run(groups):
+        began, num_tokens, num_done = time.monotonic(), 0, 0
+        for group, _, _, output in self._run(groups):
             num_tokens += len(output.new_token_ids)
-            if group.num_unfinished == 0:
-                bar.set_postfix_str(
-                    f"{num_tokens / (time.monotonic() - began):.1f} tokens/s", refresh=False
-                )
+            if group.finished:
+                num_done += 1
+                rate = num_tokens / (time.monotonic() - began)
+                bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
                 bar.update()
         bar.close()
-        return [_output(group) for group in groups]
+        return [group.output() for group in groups]
 
     def chat(
         self,
@@ -148,19 +146,54 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[str]:
-        """Generates one completion and yields its text as it becomes certain.
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> Iterator[RequestOutput]:
+        """Generates like `generate`, and yields outputs as they grow.
 
-        Closing the iterator ends the request.
+        Each output belongs to the request of its request_id, which counts up in the order of the
+        prompts. `output_kind` of the parameters says what it holds: everything so far, what is new,
+        or only the finished whole. Closing the iterator ends all its requests.
         """
-        params = self._params_for(sampling_params, 1)[0]
-        if params.n != 1:
-            raise ParameterError("n", params.n, "must be 1 to stream")
-        group = self._group(self._process(prompt), params, 0)
-        for _, delta, _ in self._run([group]):
-            if delta:
-                yield delta
+        for group, sample, delta, news in self._run(
+            self._groups(prompts, sampling_params, priority)
+        ):
+            output = group.update(sample, delta, news)
+            if output is not None:
+                yield output
+
+    def score(self, prompt: Prompt, continuation: str | Sequence[int]) -> Score:
+        """Log probabilities of a continuation after a prompt, without sampling it.
+
+        Text is tokenised in two parts, so that the border lies where it is given.
+        """
+        whole = self._process(prompt, None)
+        if isinstance(continuation, str):
+            tail = self.get_tokenizer().encode(continuation, add_special_tokens=False)
+        else:
+            tail = list(continuation)
+        if not tail:
+            raise ParameterError("continuation", continuation, "must have at least one token")
+        ids: dict[str, Any] = {"prompt_token_ids": [*whole.token_ids, *tail]}
+        if whole.cache_salt is not None:
+            ids["cache_salt"] = whole.cache_salt
+        # One token is sampled and dropped: a step without a sample has no end in the scheduler.
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        output = self.generate(ids, params, use_tqdm=False)[0]
+        entries = (output.prompt_logprobs or [])[-len(tail) :]
+        logprobs = [
+            entry[token].logprob for entry, token in zip(entries, tail, strict=True) if entry
+        ]
+        return Score(tail, logprobs)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The most probable continuations of each prompt by beam search."""
+        return search_beams(self, [self._process(p, None) for p in _as_list(prompts)], params)
 
     def encode_chat(self, messages: Messages, **template_options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
@@ -176,82 +209,120 @@ class LLM:
             raise ConfigError("skip_tokenizer_init=True: there is no tokenizer")
         return self._engine.tokenizer
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends an output."""
+        return self._engine.eos_token_ids
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults, from its generation_config.json."""
-        source = self._engine.generation_config
-        found = {key: source[key] for key in _GENERATION_KEYS if source.get(key) is not None}
-        if source.get("do_sample") is False:
-            found = {"temperature": 0.0}
-        if source.get("max_new_tokens"):
-            found["max_tokens"] = source["max_new_tokens"]
-        return SamplingParams(**found)
+        return default_sampling_params(self._engine.generation_config)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return self._engine.core.reset_prefix_cache()
+    def get_metrics(self) -> dict[str, float]:
+        """Counters since the start, and the present state of the pool and the queues."""
+        scheduler = self._engine.core.scheduler
+        return {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting),
+            "kv_cache_usage_perc": scheduler.pool.usage,
+            "prefix_cache_queries": scheduler.stats.prefix_queries,
+            "prefix_cache_hits": scheduler.stats.prefix_hits,
+            "num_preemptions": scheduler.stats.num_preemptions,
+        }
 
-    def _process(self, prompt: Prompt) -> ProcessedPrompt:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forgets cached prefixes; False while requests are running, unless they may be preempted
+        and recomputed."""
+        return self._engine.core.reset_prefix_cache(reset_running_requests)
+
+    def abort(self, request_ids: str | Sequence[str]) -> None:
+        """Ends running requests of a stream; their last output says "abort"."""
+        ids = [request_ids] if isinstance(request_ids, str) else [*request_ids]
+        self._aborted += self._engine.core.abort(ids)
+
+    def _process(self, prompt: Prompt, truncate: int | None) -> Any:
         return process_prompt(
             prompt,
             self._engine.tokenizer,
             max_model_len=self._engine.scheduler_config.max_model_len,
             vocab_size=self._engine.model_config.vocab_size,
+            truncate_prompt_tokens=truncate,
         )
 
-    def _params_for(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
-        chosen = self.get_default_sampling_params() if params is None else params
-        vocab_size = self._engine.model_config.vocab_size
-        listed = _one_each("sampling_params", chosen, count)
-        for item in listed:
-            if not isinstance(item, SamplingParams):
-                raise ParameterError("sampling_params", item, "must be SamplingParams")
-            for token in item.stop_token_ids:
-                if token >= vocab_size:
-                    raise ParameterError(
-                        "stop_token_ids", token, f"must be below the vocabulary size {vocab_size}"
-                    )
-        return listed
+    def _groups(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+    ) -> list[SequenceGroup]:
+        """Checked requests; nothing is queued yet."""
+        listed = _as_list(prompts)
+        chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_each("sampling_params", chosen, len(listed))
+        ranks = _one_each("priority", priority, len(listed))
+        return [
+            self._group(prompt, p, rank)
+            for prompt, p, rank in zip(listed, params, ranks, strict=True)
+        ]
 
-    def _group(self, prompt: ProcessedPrompt, params: SamplingParams, priority: int) -> _Group:
+    def _group(self, prompt: Prompt, params: SamplingParams, priority: int) -> SequenceGroup:
         engine = self._engine
-        request_id = str(next(self._ids))
-        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        sequences = []
-        for index in range(params.n):
-            request = Request(
-                request_id if params.n == 1 else f"{index}_{request_id}",
-                prompt.token_ids,
-                params,
-                max_model_len=engine.scheduler_config.max_model_len,
-                seed=seed + index,
-                eos_token_ids=engine.eos_token_ids,
-                priority=priority,
-                cache_salt=prompt.cache_salt,
-            )
-            text = SequenceText(engine.tokenizer, prompt.token_ids, params)
-            sequences.append(_Sequence(request, text, index))
-        return _Group(request_id, prompt, sequences, params.n)
+        if not isinstance(params, SamplingParams):
+            raise ParameterError("sampling_params", params, "must be SamplingParams")
+        processed = self._process(prompt, params.truncate_prompt_tokens)
+        max_model_len = engine.scheduler_config.max_model_len
+        check_against_model(
+            params,
+            engine.model_config.vocab_size,
+            engine.config.max_logprobs,
+            max_model_len - len(processed.token_ids),
+        )
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = self._grammar_compiler().compile(params.structured_outputs)
+        return SequenceGroup(
+            str(next(self._ids)),
+            processed,
+            params,
+            engine.tokenizer,
+            max_model_len=max_model_len,
+            eos_token_ids=engine.eos_token_ids,
+            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
+            priority=priority,
+            new_grammar=None if grammar is None else grammar.new_state,
+        )
 
-    def _run(self, groups: list[_Group]) -> Iterator[tuple[_Group, str, EngineOutput]]:
-        """Runs all groups to their end; yields (group, new text, news) as it comes."""
+    def _grammar_compiler(self) -> "GrammarCompiler":
+        if self._grammars is None:
+            from jaxllm.text.structured import GrammarCompiler
+
+            self._grammars = GrammarCompiler(
+                self.get_tokenizer(), self._engine.model_config.vocab_size, self.eos_token_ids
+            )
+        return self._grammars
+
+    def _run(
+        self, groups: list[SequenceGroup]
+    ) -> Iterator[tuple[SequenceGroup, Sample, str, EngineOutput]]:
+        """Runs all groups to their end; yields (group, sample, new text, news) as it comes."""
         core = self._engine.core
         where = {s.request.request_id: (group, s) for group in groups for s in group.sequences}
         ids = list(where)
         clean = False
         try:
-            for _, sequence in where.values():
-                core.add(sequence.request)
+            for _, sample in where.values():
+                core.add(sample.request)
             while where:
-                for output in core.step():
-                    group, sequence = where[output.request_id]
-                    delta = _add_text(sequence, output)
-                    if output.finish_reason is not None:
+                news, self._aborted = [*self._aborted, *core.step()], []
+                for output in news:
+                    if output.request_id not in where:
+                        continue
+                    group, sample = where[output.request_id]
+                    delta = group.take(sample, output)
+                    if sample.finished:
                         del where[output.request_id]
-                        group.num_unfinished -= 1
-                        group.finished_time = time.monotonic()
-                    yield group, delta, output
+                        core.finish_early(sample.request)
+                    yield group, sample, delta, output
             clean = True
         except (GeneratorExit, CapacityError):
             core.abort(ids)
@@ -263,41 +334,14 @@ class LLM:
                 core.reset()
 
 
-def _add_text(sequence: _Sequence, output: EngineOutput) -> str:
-    ids = output.new_token_ids
-    if output.finish_reason is FinishReason.STOP:
-        # The token that ends the output is no part of its text.
-        ids = ids[:-1]
-    delta = sequence.text.append(ids)
-    return delta + sequence.text.finish() if output.finish_reason is not None else delta
-
-
-def _output(group: _Group) -> RequestOutput:
-    first = group.sequences[0].request
-    metrics = RequestMetrics(
-        first.arrival_time,
-        first.first_scheduled_time,
-        min((s.request.first_token_time or 0.0) for s in group.sequences),
-        group.finished_time,
-    )
-    return RequestOutput(
-        request_id=group.request_id,
-        prompt=group.prompt.prompt_text,
-        prompt_token_ids=group.prompt.token_ids,
-        outputs=[
-            CompletionOutput(
-                index=s.index,
-                text=s.text.text,
-                token_ids=s.request.output_token_ids,
-                finish_reason=s.request.finish_reason,
-                stop_reason=s.request.stop_reason,
-            )
-            for s in group.sequences
-        ],
-        finished=group.num_unfinished == 0,
-        num_cached_tokens=first.num_cached_tokens,
-        metrics=metrics,
-    )
+def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams from the content of a generation_config.json."""
+    found = {k: generation_config[k] for k in GENERATION_KEYS if generation_config.get(k)}
+    if generation_config.get("do_sample") is False:
+        found = {"temperature": 0.0}
+    if generation_config.get("max_new_tokens"):
+        found["max_tokens"] = generation_config["max_new_tokens"]
+    return SamplingParams(**found)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

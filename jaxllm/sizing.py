@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from jaxllm.execution.memory import (
     num_blocks_for,
 )
 from jaxllm.execution.parameters import FunctionalModel
-from jaxllm.execution.runner import ProgramKey, Runner, RunnerConfig
+from jaxllm.execution.programs import ProgramKey, Programs, RunnerConfig
 from jaxllm.execution.step import AttentionPlan
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ def size_engine(
       ConfigError: limits contradict each other, or a full-length request does not fit.
     """
     device = plan.mesh.devices.flat[0]
-    draft = _step_limits(config, model, _default_limits(device), progress)
+    draft = _step_limits(config, model, default_limits(device), progress)
     block_bytes = bytes_per_block(
         model.config, plan.heads, draft.block_size, np.dtype(plan.kv_dtype), plan.mesh.size
     )
@@ -107,6 +106,8 @@ def _step_limits(
         max_model_len=max_model_len,
         block_size=config.block_size or defaults.block_size,
         num_blocks=2,
+        max_logprobs=config.max_logprobs,
+        processed_logprobs=config.logprobs_mode == "processed_logprobs",
         enforce_eager=config.enforce_eager,
         progress=progress,
     )
@@ -117,7 +118,8 @@ def _length(config: EngineConfig) -> int | None:
     return config.max_model_len if isinstance(config.max_model_len, int) else None
 
 
-def _default_limits(device: jax.Device) -> Limits:
+def default_limits(device: jax.Device) -> Limits:
+    """Limits for the kind of machine this device is."""
     if device.platform == "cpu":
         return CPU_LIMITS
     stats = device.memory_stats() or {}
@@ -135,8 +137,7 @@ def _pool_bytes(
         return cpu_pool_bytes()
     # The temporaries of a program do not depend on the size of the pool, so the largest programs
     # compiled for a pool of two blocks tell what is left for the real one.
-    params: Any = model.abstract
-    probe = Runner(model, params, plan, dataclasses.replace(draft, enforce_eager=True))
+    probe = Programs(model, plan, draft)
     largest = [
         ProgramKey("forward", draft.max_num_batched_tokens),
         ProgramKey("logits", draft.max_num_seqs),

@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from jaxllm.checkpoints.load import load_params
 from jaxllm.checkpoints.resolve import Checkpoint, checkpoint_dtype, resolve
@@ -22,8 +23,10 @@ from jaxllm.execution.runner import Runner
 from jaxllm.execution.step import AttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.registry import find_family
-from jaxllm.sizing import size_engine
+from jaxllm.sizing import default_limits, size_engine
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from pallas_kernels.paged_attention.contract import Case
+from pallas_kernels.paged_attention.pool import pool_dtype
 from pallas_kernels.paged_attention.registry import select_impl
 
 logger = logging.getLogger(__name__)
@@ -79,12 +82,7 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     model = FunctionalModel.build(
         family, model_config, dtype, mesh, choose_ops(device.platform, mesh.size)
     )
-    plan = AttentionPlan(
-        impl=_attention_impl(config, device),
-        heads=HeadLayout.of(model_config, mesh.size),
-        kv_dtype=kv_dtype,
-        mesh=mesh,
-    )
+    plan = _plan_attention(config, model_config, mesh, dtype, kv_dtype)
     runner_config = size_engine(config, model, plan, progress)
     params = load_params(
         checkpoint, model.abstract, ignore=model.ignored_names, seed=config.seed, progress=progress
@@ -136,14 +134,32 @@ def _load_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer |
     return load_tokenizer(source, format=kind, revision=config.revision)
 
 
-def _attention_impl(config: EngineConfig, device: jax.Device) -> str:
-    if config.attention_backend != "auto":
-        return select_impl(config.attention_backend)
-    return select_impl(
-        "auto",
+def _plan_attention(
+    config: EngineConfig, model: ModelConfig, mesh: Mesh, dtype: np.dtype, kv_dtype: np.dtype
+) -> AttentionPlan:
+    """Chooses the attention for what every step of this model will ask of it."""
+    device = mesh.devices.flat[0]
+    heads = HeadLayout.of(model, mesh.size)
+    case = Case(
+        query_tokens=1,
+        requests=1,
+        query_heads=model.num_heads // mesh.size,
+        kv_heads=heads.num_kv_heads // mesh.size,
+        head_dim=model.head_dim,
+        block_size=config.block_size or default_limits(device).block_size,
+        table_width=1,
+        query_dtype="float32" if device.platform == "cpu" else dtype.name,
+        kv_dtype=kv_dtype.name,
+        pool_dtype=pool_dtype(kv_dtype, device.platform).name,
+        window=next((window for window in model.windows if window), None),
+    )
+    impl = select_impl(
+        config.attention_backend,
         platform=device.platform,
         compute_capability=getattr(device, "compute_capability", None),
+        case=case,
     )
+    return AttentionPlan(impl, heads, kv_dtype, mesh)
 
 
 def _defaults(config: EngineConfig, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -75,19 +75,29 @@ class EngineCore:
 
     def step(self) -> list[EngineOutput]:
         """Plans and dispatches a step, and returns the news of the oldest one when it is due."""
+        if self._in_flight and self.scheduler.num_host_bound:
+            # What some request may sample next depends on the tokens in flight.
+            return self._collect()
         plan = self.scheduler.schedule()
         if plan.requests:
             self._in_flight.append((plan, self.runner.dispatch(plan)))
         if self._in_flight and (len(self._in_flight) >= self.depth or not plan.requests):
-            done, pending = self._in_flight.popleft()
-            return self.scheduler.update(done, pending.result())
+            return self._collect()
         return []
+
+    def _collect(self) -> list[EngineOutput]:
+        done, pending = self._in_flight.popleft()
+        return self.scheduler.update(done, pending.result())
+
+    def finish_early(self, request: Request) -> None:
+        """Ends a request whose text met a stop string, if it has not ended by itself."""
+        if not request.is_finished:
+            self.scheduler.finish(request, FinishReason.STOP)
 
     def drain(self) -> None:
         """Waits for the steps in flight and drops news of requests that ended meanwhile."""
         while self._in_flight:
-            done, pending = self._in_flight.popleft()
-            self.scheduler.update(done, pending.result())
+            self._collect()
 
     def reset(self) -> None:
         """Drops every request and all cached content: the state of a fresh engine.

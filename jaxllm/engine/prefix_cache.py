@@ -40,7 +40,7 @@ def find_cached_prefix(pool: BlockPool, request: Request, block_size: int) -> li
 
     At most num_tokens - 1 tokens count, since the last one must run to give logits.
     """
-    if not pool.enable_caching:
+    if not pool.enable_caching or not request.reads_prefix_cache:
         return []
     extend_block_hashes(request, block_size)
     blocks = []

@@ -1,10 +1,31 @@
 """Request: one sequence on its way through the engine, as tokens."""
 
+import dataclasses
 import enum
 import itertools
 import time
+from typing import Protocol
+
+import numpy as np
 
 from jaxllm.sampling_params import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position.
+
+    Attributes:
+      token_id, logprob, rank: the token that stands there; rank 1 is the most probable.
+      top_ids, top_logprobs: the most probable tokens, in falling order, as many as were asked for;
+        top_ids is None where top_logprobs holds the whole vocabulary by id.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: np.ndarray | None
+    top_logprobs: np.ndarray
 
 
 class RequestStatus(enum.Enum):
@@ -21,6 +42,20 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class GrammarState(Protocol):
+    """Where an output stands in the grammar it must follow."""
+
+    def fill_mask(self, out: np.ndarray) -> None:
+        """Writes which tokens may come next: int32 [V / 32], bit t % 32 of word t // 32."""
+
+    def accept(self, token_id: int) -> bool:
+        """Moves on by a token; False if the grammar does not allow it."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Nothing may follow."""
 
 
 _arrival_order = itertools.count()
@@ -41,17 +76,24 @@ class Request:
       token_on_device: the newest token was sampled into the slot, so the next step reads it
         there.
       num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
+      bad_word_ids: token sequences that must not be completed.
+      grammar: state of the grammar the output follows, if any.
+      prompt_logprobs: of the prompt's tokens from the second on, as far as computed.
+      failure: what went wrong with this request alone; the next update ends it with an error.
     """
 
     __slots__ = (
         "arrival_time",
+        "bad_word_ids",
         "block_hashes",
         "block_ids",
         "cache_salt",
         "eos_token_ids",
+        "failure",
         "finish_reason",
         "first_scheduled_time",
         "first_token_time",
+        "grammar",
         "key",
         "max_total_tokens",
         "num_cached_tokens",
@@ -63,6 +105,7 @@ class Request:
         "order",
         "params",
         "priority",
+        "prompt_logprobs",
         "request_id",
         "seed",
         "slot",
@@ -85,6 +128,8 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         arrival_time: float | None = None,
+        bad_word_ids: tuple[tuple[int, ...], ...] = (),
+        grammar: GrammarState | None = None,
     ):
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -92,7 +137,7 @@ class Request:
         self.params = params
         self.seed = seed
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
-        self.stop_ids = frozenset(params.stop_token_ids)
+        self.stop_ids = frozenset(params.stop_token_ids or ())
         self.priority = priority
         self.cache_salt = cache_salt
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
@@ -101,6 +146,10 @@ class Request:
         max_new = max_model_len if params.max_tokens is None else params.max_tokens
         self.max_total_tokens = min(self.num_prompt_tokens + max_new, max_model_len)
 
+        self.bad_word_ids = bad_word_ids
+        self.grammar = grammar
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.failure: str | None = None
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_in_flight = 0
@@ -115,6 +164,18 @@ class Request:
         self.stop_reason: int | str | None = None
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
+
+    @property
+    def needs_host_tokens(self) -> bool:
+        """Whether its next logits depend on tokens that the host must have seen."""
+        return self.params.penalizes or bool(self.bad_word_ids) or self.grammar is not None
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether it may skip computing a cached prefix; prompt logprobs need every position."""
+        return not (
+            self.params.skip_reading_prefix_cache or self.params.prompt_logprobs is not None
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -139,6 +200,13 @@ class Request:
         An end-of-sequence token wins over a stop id, and both over the length limit.
         """
         self.token_ids.append(token_id)
+        if self.failure is None and self.grammar is not None:
+            self._advance_grammar(token_id)
+        if self.failure is not None:
+            self.stop_reason = self.failure
+            return FinishReason.ERROR
+        if self.grammar is not None and self.grammar.is_terminated:
+            return FinishReason.STOP
         if token_id in self.eos_token_ids:
             return FinishReason.STOP
         if token_id in self.stop_ids:
@@ -147,6 +215,15 @@ class Request:
         if len(self.token_ids) >= self.max_total_tokens:
             return FinishReason.LENGTH
         return None
+
+    def _advance_grammar(self, token_id: int) -> None:
+        try:
+            accepted = self.grammar is None or self.grammar.accept(token_id)
+        except ValueError as error:
+            self.failure = str(error)
+        else:
+            if not accepted:
+                self.failure = f"token {token_id} does not fit the grammar"
 
     def __repr__(self) -> str:
         return (

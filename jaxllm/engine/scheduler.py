@@ -69,6 +69,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.stats = SchedulerStats()
+        self.num_host_bound = 0
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
 
     def add(self, request: Request) -> None:
@@ -87,10 +88,11 @@ class Scheduler:
                 request.request_id, needed, self.pool.num_usable, self.config.block_size
             )
         self.requests[request.request_id] = request
+        self.num_host_bound += request.needs_host_tokens
         self.waiting.add(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Ends a request in any state and gives its blocks and slot back.
+        """Ends an unfinished request in any state and gives its blocks and slot back.
 
         Steps in flight may still write to its blocks; steps run in order on the device, so a
         later owner of the blocks writes after them.
@@ -120,10 +122,13 @@ class Scheduler:
         now = time.monotonic()
         block_size = self.config.block_size
         tokens = iter(result.token_ids.tolist())
+        row = -1
+        self._record_prompt_logprobs(plan, result)
         for request, samples in zip(plan.requests, plan.samples, strict=True):
             if not samples:
                 continue
             token = next(tokens)
+            row += 1
             if request.is_finished:
                 continue
             request.num_in_flight -= 1
@@ -131,6 +136,8 @@ class Scheduler:
                 request.first_token_time = now
             reason = request.append(token)
             output = EngineOutput(request, [token], reason)
+            if result.logprobs is not None and request.params.logprobs is not None:
+                output.logprobs = [result.logprobs.row(row, token, request.params.logprobs)]
             outputs.append(output)
             if request.num_tokens // block_size > request.num_registered_blocks:
                 register_full_blocks(self.pool, request, block_size)
@@ -215,6 +222,17 @@ class Scheduler:
             self._plan(plan, request, count, request.num_tokens)
             register_full_blocks(pool, request, config.block_size)
 
+    def _record_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+        for index, rows in result.prompt_logprobs.items():
+            request, start = plan.requests[index], plan.starts[index]
+            wanted = request.params.prompt_logprobs
+            if wanted is None:
+                continue
+            # A recomputed request brings again what it has already.
+            for i in range(len(request.prompt_logprobs) - start, len(rows.logprobs)):
+                token = request.token_ids[start + i + 1]
+                request.prompt_logprobs.append(rows.row(i, token, wanted))
+
     def _admit(self, plan: StepPlan, request: Request, num_cached: int) -> None:
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_cached
@@ -276,7 +294,8 @@ class Scheduler:
     def _forget(self, request: Request, reason: FinishReason) -> None:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        self.requests.pop(request.request_id, None)
+        del self.requests[request.request_id]
+        self.num_host_bound -= request.needs_host_tokens
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.block_ids)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxllm.engine.request import FinishReason, Request
+from jaxllm.engine.request import FinishReason, Request, TokenLogprobs
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,14 +56,46 @@ class StepPlan:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Log probabilities of n positions, float32.
+
+    Attributes:
+      logprobs, ranks: of the token at each position, [n].
+      top_logprobs: the K most probable in falling order [n, K], or all by id [n, V].
+      top_ids: their ids int32 [n, K], None where top_logprobs is by id.
+    """
+
+    logprobs: np.ndarray
+    ranks: np.ndarray
+    top_logprobs: np.ndarray
+    top_ids: np.ndarray | None
+
+    def row(self, index: int, token_id: int, count: int) -> TokenLogprobs:
+        """One position, with the `count` most probable tokens (-1: all there are)."""
+        stop = None if count < 0 else count
+        return TokenLogprobs(
+            token_id,
+            float(self.logprobs[index]),
+            int(self.ranks[index]),
+            None if self.top_ids is None else self.top_ids[index, :stop],
+            self.top_logprobs[index] if self.top_ids is None else self.top_logprobs[index, :stop],
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled tokens of a step.
 
     Attributes:
       token_ids: int32 [number of sampling entries], in the plan's order.
+      logprobs: of the sampled tokens, where a request asked for them.
+      prompt_logprobs: by index into the plan's requests: those of the prompt tokens that follow the
+        entry's tokens, in order.
     """
 
     token_ids: np.ndarray
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: dict[int, LogprobRows] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,6 +105,7 @@ class EngineOutput:
     request: Request
     new_token_ids: list[int]
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
     @property
     def request_id(self) -> str:

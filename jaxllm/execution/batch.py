@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxllm.engine.request import Request
 from jaxllm.engine.step_plan import StepPlan
+from jaxllm.execution.logit_edits import RowEdits, needs_edits
 from jaxllm.execution.noise import uniform
 
 # Sampler programs by need, in rising order: a batch takes the largest need of its requests.
@@ -114,9 +115,10 @@ class BatchPacker:
       max_num_seqs: S, the number of slots.
       table_width: M, blocks of a full-length request.
       block_size: tokens in a block.
+      vocab_size: V.
     """
 
-    def __init__(self, max_num_seqs: int, table_width: int, block_size: int):
+    def __init__(self, max_num_seqs: int, table_width: int, block_size: int, vocab_size: int):
         self.max_num_seqs = max_num_seqs
         self.block_size = block_size
         self._tables = np.zeros((max_num_seqs, table_width), np.int32)
@@ -126,6 +128,8 @@ class BatchPacker:
         )
         self._needs = np.zeros(max_num_seqs, np.int8)
         self._seeds = np.zeros(max_num_seqs, np.uint64)
+        self._vocab_size = vocab_size
+        self._edits: list[RowEdits | None] = [None] * max_num_seqs
 
     def pack(self, plan: StepPlan, layout: BatchLayout) -> tuple[np.ndarray, int, int]:
         """The buffer int32 [layout.size], the number of sampling rows, and the sampler's need."""
@@ -174,6 +178,10 @@ class BatchPacker:
         matrix[FIRST_SLOT_FIELD:, :num_sampled] = self._slot_fields[:, sampled_slots]
         return packed, num_sampled, need
 
+    def edits_of(self, requests: list[Request]) -> list[RowEdits | None]:
+        """The edits of these running requests, None where a request has none."""
+        return [self._edits[request.slot] for request in requests]
+
     def reset(self) -> None:
         self._table_lengths = [0] * self.max_num_seqs
 
@@ -187,6 +195,7 @@ class BatchPacker:
             GREEDY if params.is_greedy else TRUNCATED if params.truncates else RANDOM
         )
         self._table_lengths[slot] = 0
+        self._edits[slot] = RowEdits(request, self._vocab_size) if needs_edits(request) else None
 
     def _update_tables(self, plan: StepPlan) -> None:
         for request in plan.requests:

@@ -21,22 +21,27 @@ from pallas_kernels.sampling import (
 NUM_CANDIDATES = 256
 
 
-def sample(logits: jax.Array, fields: SamplingFields, need: int) -> jax.Array:
-    """Token ids int32 [R] for float32 logits [R, V] and the fields of the same R rows."""
+def sample(logits: jax.Array, fields: SamplingFields, need: int) -> tuple[jax.Array, jax.Array]:
+    """Draws a token per row of float32 logits [R, V], with the fields of the same R rows.
+
+    Returns token ids int32 [R] and floors float32 [R]: the least logit, divided by temperature,
+    that was kept for the draw; minus infinity where all were.
+    """
     greedy_ids = two_stage_argmax(logits)
+    nothing_cut = jnp.full(greedy_ids.shape, -jnp.inf)
     if need == GREEDY:
-        return greedy_ids
+        return greedy_ids, nothing_cut
     temperature = _floats(fields.temperature)
     is_greedy = temperature == 0.0
     scaled = logits / jnp.where(is_greedy, 1.0, temperature)[:, None]
     uniform = _floats(fields.uniform)
     if need == RANDOM:
-        ids = inverse_cdf_draw(scaled, uniform)
+        ids, floor = inverse_cdf_draw(scaled, uniform), nothing_cut
     else:
-        ids = _sample_truncated(
+        ids, floor = _sample_truncated(
             scaled, uniform, fields.top_k, _floats(fields.top_p), _floats(fields.min_p)
         )
-    return jnp.where(is_greedy, greedy_ids, ids)
+    return jnp.where(is_greedy, greedy_ids, ids), jnp.where(is_greedy, -jnp.inf, floor)
 
 
 def _floats(bits: jax.Array) -> jax.Array:
@@ -45,12 +50,12 @@ def _floats(bits: jax.Array) -> jax.Array:
 
 def _sample_truncated(
     scaled: jax.Array, uniform: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
-) -> jax.Array:
-    """Draws from what min-p, top-k and top-p leave of softmax(scaled).
+) -> tuple[jax.Array, jax.Array]:
+    """Draws from what min-p, top-k and top-p leave of softmax(scaled): ids and floors [R].
 
     A row whose kept set lies inside its most probable candidates is drawn from those, in falling
-    order; another is drawn from the vocabulary, in order of ids. Which of the two depends on the
-    row alone.
+    order; another, and one without truncation, is drawn from the vocabulary, in order of ids. Which
+    of the two depends on the row alone.
     """
     size = scaled.shape[-1]
     num_candidates = min(NUM_CANDIDATES, size)
@@ -74,18 +79,27 @@ def _sample_truncated(
     nucleus = jnp.where(upto - candidate_weights < target[:, None], candidate_weights, 0.0)
     drawn = _draw(nucleus, uniform)
     from_candidates = jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
+    least = jnp.min(jnp.where(nucleus > 0, values, jnp.inf), axis=-1)
 
-    def draw_from_all(_: None) -> jax.Array:
+    def cut_of_all(_: None) -> jax.Array:
         k = jnp.where(outside_k, top_k, size)
         cut = jnp.maximum(floor, _kth_largest(scaled, k))
         kept = jnp.where(scaled >= cut[:, None], weights, 0.0)
-        cut = jnp.maximum(cut, _nucleus_floor(scaled, kept, top_p))
+        return jnp.maximum(cut, _nucleus_floor(scaled, kept, top_p))
+
+    def draw_from_all(cut: jax.Array) -> jax.Array:
         return inverse_cdf_draw(jnp.where(scaled >= cut[:, None], scaled, -jnp.inf), uniform)
 
+    # A row without truncation is drawn as in a batch without truncation.
+    whole = (top_k == 0) & (top_p >= 1.0) & (min_p == 0.0)
+    inside = inside & ~whole
+    nothing_cut = jnp.full_like(least, -jnp.inf)
+    cut = lax.cond(jnp.all(inside | whole), lambda _: nothing_cut, cut_of_all, None)
+    cut = jnp.where(whole, -jnp.inf, cut)
     from_all = lax.cond(
-        jnp.all(inside), lambda _: jnp.zeros_like(from_candidates), draw_from_all, None
+        jnp.all(inside), lambda _: jnp.zeros_like(from_candidates), draw_from_all, cut
     )
-    return jnp.where(inside, from_candidates, from_all).astype(jnp.int32)
+    return jnp.where(inside, from_candidates, from_all), jnp.where(inside, least, cut)
 
 
 def _draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxllm.execution.batch import BatchLayout, SamplingFields, split_sampling
+from jaxllm.execution.logprobs import all_logprobs, processed_logits, token_logprobs
 from jaxllm.execution.mesh import TENSOR_AXIS, HeadLayout
 from jaxllm.execution.parameters import FunctionalModel, Params
 from jaxllm.execution.sampler import sample
@@ -99,11 +100,11 @@ def forward(
     v_pools: Pools,
     last_tokens: jax.Array,
     packed: jax.Array,
-) -> tuple[jax.Array, jax.Array, Pools, Pools]:
+) -> tuple[jax.Array, jax.Array, jax.Array, Pools, Pools]:
     """Runs the step's tokens through the layers.
 
-    Returns the hidden states of the sampling rows [S, hidden], the sampling part of the buffer,
-    and the updated pools.
+    Returns the hidden states of all tokens [T, hidden] and of the sampling rows [S, hidden], the
+    sampling part of the buffer, and the updated pools.
     """
     batch = layout.split(packed)
     sampling = packed[: layout.sampling_size]
@@ -125,7 +126,7 @@ def forward(
     hidden, caches = module.hidden(ids, batch.positions, PagedAttend(plan, decode), caches)
     rows = split_sampling(sampling, layout.max_num_seqs).rows
     k_pools, v_pools = [cache.k_pool for cache in caches], [cache.v_pool for cache in caches]
-    return hidden[rows], sampling, k_pools, v_pools
+    return hidden, hidden[rows], sampling, k_pools, v_pools
 
 
 def head_logits(
@@ -142,11 +143,42 @@ def sample_rows(
     logits: jax.Array,
     sampling: jax.Array,
     last_tokens: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Draws a token per row and stores it in its slot: ids int32 [num_rows], last_tokens."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draws a token per row and stores it in its slot: ids int32 [num_rows], the floors of the
+    draws float32 [num_rows], last_tokens."""
     all_rows = split_sampling(sampling, max_num_seqs)
     fields = SamplingFields(
         *(getattr(all_rows, f.name)[:num_rows] for f in dataclasses.fields(SamplingFields))
     )
-    token_ids = sample(logits, fields, need)
-    return token_ids, last_tokens.at[fields.slots].set(token_ids)
+    token_ids, floors = sample(logits, fields, need)
+    return token_ids, floors, last_tokens.at[fields.slots].set(token_ids)
+
+
+def sampled_logprobs(
+    num_top: int | None,
+    processed: bool,
+    max_num_seqs: int,
+    logits: jax.Array,
+    token_ids: jax.Array,
+    floors: jax.Array,
+    sampling: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Log probabilities of the sampled tokens [R] under logits [R, V].
+
+    Args:
+      num_top: how many of the most probable tokens to return; None returns the whole vocabulary.
+      processed: of the distribution that was sampled from, not of the logits as they are.
+    """
+    if processed:
+        bits = split_sampling(sampling, max_num_seqs).temperature[: logits.shape[0]]
+        temperature = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        logits = processed_logits(logits, temperature, floors)
+    logprobs, ranks, values, ids = token_logprobs(num_top or 1, logits, token_ids)
+    if num_top is None:
+        return logprobs, ranks, all_logprobs(logits)
+    return logprobs, ranks, values, ids
+
+
+def take_rows(hidden: jax.Array, rows: jax.Array) -> jax.Array:
+    """hidden [T, hidden] at rows int32 [S]: [S, hidden]."""
+    return hidden[rows]

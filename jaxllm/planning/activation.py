@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 600.0
+# Scratch space of matrix products, whatever their size.
+WORKSPACE_BYTES = 32 * 2**20
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
@@ -59,7 +61,7 @@ def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
     float32, and gate, up and their product), attention's (hidden states, q, k, v in float32 for the
     rotation and again in the dtype, the output), and the sampler's (logits and four more arrays of
     their size, float32). Several devices add three float32 hidden states around the all-reduce.
-    Every array is counted whole where devices share it unevenly.
+    Every array is counted whole where devices share it unevenly. Workspaces come on top.
     """
     item = DTYPE_BYTES[shape.dtype]
     tokens, hidden = shape.max_num_batched_tokens, config.hidden_size
@@ -68,7 +70,8 @@ def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
     states = tokens * hidden * (3 * item + 4 + (12 if shape.tp > 1 else 0))
     layer = states + max(3 * tokens * mlp * item, tokens * heads * (2 * item + 4))
     sampler = 5 * 4 * shape.max_num_seqs * config.vocab_size
-    return Activation(max(layer, sampler), "upper bound by formula", compiled=False)
+    num_bytes = max(layer, sampler) + WORKSPACE_BYTES
+    return Activation(num_bytes, "upper bound by formula", compiled=False)
 
 
 def can_compile() -> bool:

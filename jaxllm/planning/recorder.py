@@ -19,10 +19,10 @@ class StepRecorder:
       samples: of the steps that have ended, in order.
     """
 
-    def __init__(self, runner: StepRunner, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, runner: StepRunner, clock: Callable[[], float] | None = None):
         self.runner = runner
         self.samples: list[StepSample] = []
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._last_end = float("-inf")
 
     @classmethod

@@ -62,6 +62,9 @@ class GrammarChecker:
         with self._lock:
             self._kill()
 
+    def __del__(self) -> None:
+        self._kill()
+
     def _started(self) -> subprocess.Popen[bytes]:
         if self._worker is not None and self._worker.poll() is None:
             return self._worker

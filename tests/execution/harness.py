@@ -35,7 +35,7 @@ class Harness:
             for _ in range(config.num_layers)
         ]
         self.k_pools, self.v_pools = [k for k, _ in pools], [v for _, v in pools]
-        self.packer = BatchPacker(SLOTS, WIDTH, BLOCK)
+        self.packer = BatchPacker(SLOTS, WIDTH, BLOCK, config.vocab_size)
         blocks = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(4, WIDTH)
         self.requests = []
         for slot in range(4):
@@ -69,7 +69,7 @@ class Harness:
             layout.num_tokens
         )
         last_tokens = jnp.zeros(SLOTS + 1, jnp.int32)
-        hidden, _, self.k_pools, self.v_pools = program(
+        _, hidden, _, self.k_pools, self.v_pools = program(
             self.recorded.params, self.k_pools, self.v_pools, last_tokens, jnp.asarray(packed)
         )
         logits = np.asarray(self.recorded.model.bind(self.recorded.params).logits(hidden))

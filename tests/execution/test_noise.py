@@ -21,7 +21,7 @@ def test_numbers_are_uniform_over_positions_and_over_seeds():
         uniform(np.full(n, 3, np.uint64), np.arange(n)),
         uniform(np.arange(n, dtype=np.uint64), np.full(n, 17)),
     ):
-        assert numbers.dtype == np.float32 and 0 <= numbers.min() and numbers.max() < 1
+        assert numbers.dtype == np.float32 and numbers.min() >= 0 and numbers.max() < 1
         counts, _ = np.histogram(numbers, bins=64, range=(0, 1))
         # Chi-square with 63 degrees of freedom: mean 63, standard deviation 11.2.
         chi2 = float(((counts - n / 64) ** 2 / (n / 64)).sum())

@@ -31,7 +31,7 @@ def fields(rows: int, uniform, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -
 @functools.cache
 def sampler(need: int):
     def run(logits, *columns):
-        return sample(logits, SamplingFields(*columns), need)
+        return sample(logits, SamplingFields(*columns), need)[0]
 
     return jax.jit(run)
 
@@ -123,6 +123,20 @@ def test_a_row_gets_what_it_gets_alone():
     alone = [draw(row[None], TRUNCATED, **options)[0] for row in (flat, peaked)]
     together = draw(np.stack([flat, peaked, flat]), TRUNCATED, **options)
     assert together.tolist() == [alone[0], alone[1], alone[0]]
+
+
+def test_an_untruncated_row_draws_the_same_in_either_program():
+    logits = RNG.normal(size=(64, 700)) * 2
+    noise = RNG.random(64)
+    options = {"temperature": 0.9}
+    mixed = draw(
+        np.concatenate([logits, logits]),
+        TRUNCATED,
+        uniform=np.concatenate([noise, noise]),
+        top_p=np.concatenate([np.ones(64), np.full(64, 0.5)]),
+        **options,
+    )
+    assert mixed[:64].tolist() == draw(logits, RANDOM, uniform=noise, **options).tolist()
 
 
 def test_small_temperatures_and_large_logits_stay_finite():

