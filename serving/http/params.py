@@ -5,6 +5,8 @@ from typing import Any
 
 from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams, check_against_model
+from jaxllm.text.errors import PromptError
+from jaxllm.text.input import check_cache_salt
 from serving.engine.messages import Description
 from serving.http.errors import bad_request
 from serving.http.protocol import SamplingFields
@@ -105,6 +107,10 @@ def check_request(request: SamplingFields) -> None:
         raise bad_request("1 to 128 of A-Z a-z 0-9 _ . : @ + = -", "request_id")
     if request.priority is not None and not -PRIORITY_BOUND <= request.priority < PRIORITY_BOUND:
         raise bad_request("must fit 64 bits", "priority")
+    try:
+        check_cache_salt(request.cache_salt)
+    except PromptError as error:
+        raise bad_request(str(error), "cache_salt") from None
     if request.prompt_logprobs is not None and request.stream:
         raise bad_request("prompt_logprobs cannot be streamed", "prompt_logprobs")
 
