@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.text.detokenizer import IncrementalDetokenizer
-from jaxllm.text.stop_strings import StopChecker
+from jaxllm.text.output import SequenceText
 from jaxllm.text.tokenizer import Tokenizer
 from serving.engine.messages import LogprobRow, Output
 
@@ -41,13 +40,13 @@ class Delta:
 
 
 class SequenceStream:
-    """Detokenizer and stop strings of one sequence.
+    """Text of one sequence.
 
     Attributes:
       num_tokens: output tokens so far.
     """
 
-    __slots__ = ("_checker", "_detokenizer", "_end_ids", "_include", "_min_tokens", "num_tokens")
+    __slots__ = ("_end_ids", "_text", "num_tokens")
 
     def __init__(
         self,
@@ -57,23 +56,10 @@ class SequenceStream:
         eos_token_ids: frozenset[int],
     ):
         self.num_tokens = 0
-        self._min_tokens = params.min_tokens
-        self._include = params.include_stop_str_in_output
+        self._text = SequenceText(tokenizer, prompt_token_ids, params)
         self._end_ids = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             self._end_ids |= eos_token_ids
-        self._detokenizer: IncrementalDetokenizer | None = None
-        self._checker: StopChecker | None = None
-        if tokenizer is not None and params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(
-                tokenizer,
-                prompt_token_ids,
-                skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
-            )
-            stop = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
-            if stop:
-                self._checker = StopChecker(stop, self._include)
 
     def feed(self, output: Output) -> Delta:
         """Takes the engine's news; a delta with a finish_reason is the last one.
@@ -88,41 +74,21 @@ class SequenceStream:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
-        if self._detokenizer is None:
-            self.num_tokens += len(output.token_ids)
-            return delta
+        text = self._text
         for place, token_id in enumerate(output.token_ids):
             self.num_tokens += 1
             is_last = place == len(output.token_ids) - 1
-            if (
-                is_last
-                and output.finish_reason == "stop"
-                and token_id in self._end_ids
-                and not self._include
-            ):
-                # The token that ends the output is no part of its text.
-                break
-            stopped = self._add(self._detokenizer.append([token_id]), delta)
-            if stopped is not None:
+            # A grammar may end the output after a token that is part of the text.
+            ends = is_last and output.finish_reason == "stop" and token_id in self._end_ids
+            delta.text += text.append(token_id, ends=ends)
+            if text.stop_string is not None:
                 delta.token_ids = output.token_ids[: place + 1]
                 if output.logprobs is not None:
                     delta.logprobs = output.logprobs[: place + 1]
-                delta.finish_reason, delta.stop_reason = "stop", stopped
-                return delta
-        if output.finish_reason is not None:
-            stopped = self._add(self._detokenizer.finish(), delta)
-            if stopped is not None:
-                delta.finish_reason, delta.stop_reason = "stop", stopped
-            elif self._checker is not None:
-                delta.text += self._checker.finish().text
+                break
+        else:
+            if output.finish_reason is not None:
+                delta.text += text.finish()
+        if text.stop_string is not None:
+            delta.finish_reason, delta.stop_reason = "stop", text.stop_string
         return delta
-
-    def _add(self, text: str, delta: Delta) -> str | None:
-        """Adds what may go out of new text; returns the stop string that ends the output."""
-        if self._checker is None:
-            delta.text += text
-            return None
-        # A stop string counts only in output beyond min_tokens.
-        result = self._checker.feed(text, search=self.num_tokens > self._min_tokens)
-        delta.text += result.text
-        return result.matched

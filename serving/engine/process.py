@@ -11,14 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 import msgspec
 import zmq
 
-from jaxllm.engine.request import FinishReason, Request
+from jaxllm.engine.request import FinishReason
 from jaxllm.engine.step_plan import EngineOutput
-from jaxllm.errors import JaxLLMError
+from jaxllm.sampling_params import SamplingParams
 from serving.engine.messages import (
     Abort,
     Add,
@@ -36,10 +37,10 @@ from serving.engine.messages import (
     Stats,
     StepNews,
     Stop,
-    unpack_params,
 )
 from serving.engine.parent import die_with_parent, start_pulse
 from serving.engine.plan_recorder import PlanRecorder
+from serving.engine.request_factory import RequestFactory
 from serving.engine.rows import logprob_rows, prompt_logprob_rows
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 # After so many steps that raised in a row the process gives up; the supervisor starts another.
 MAX_FAILED_STEPS = 3
 _IDLE_POLL_MS = 1000
+_COMPILE_POLL_MS = 5
 # Waiting requests that cannot be scheduled yet are tried again after this time.
 _STALLED_SECONDS = 0.001
 
@@ -89,6 +91,9 @@ class EngineLoop:
         engine.core.runner = self._recorder
         self._refused: list[Refused] = []
         self._outputs: list[Output] = []
+        self._factory = RequestFactory(engine)
+        # Requests that wait for their grammar.
+        self._compiling: dict[str, tuple[Add, SamplingParams, Future[Any]]] = {}
         self._failed_in_a_row = 0
         self._compiled = _compile_counter()
         self._lost_preemptions = self._lost_queries = self._lost_hits = 0
@@ -100,10 +105,13 @@ class EngineLoop:
             idle = not core.has_unfinished
             if idle:
                 core.drain()
-            for command in self._channel.receive(_IDLE_POLL_MS if idle else 0):
+            wait = 0 if not idle else _COMPILE_POLL_MS if self._compiling else _IDLE_POLL_MS
+            for command in self._channel.receive(wait):
                 if isinstance(command, Stop):
                     return
                 self._serve(command)
+            if self._compiling:
+                self._add_compiled()
             if core.has_unfinished:
                 self._step()
             elif self._refused or self._outputs:
@@ -113,6 +121,8 @@ class EngineLoop:
         if isinstance(command, Add):
             self._add(command)
         elif isinstance(command, Abort):
+            for request_id in command.request_ids:
+                self._compiling.pop(request_id, None)
             self._core.abort(command.request_ids)
             if not self._core.has_unfinished:
                 # No step follows that would tell of the freed blocks.
@@ -121,23 +131,26 @@ class EngineLoop:
             self._call(command)
 
     def _add(self, command: Add) -> None:
-        engine = self._engine
         try:
-            self._core.add(
-                Request(
-                    command.request_id,
-                    command.prompt_token_ids,
-                    unpack_params(command.params),
-                    max_model_len=engine.scheduler_config.max_model_len,
-                    seed=command.seed,
-                    eos_token_ids=engine.eos_token_ids,
-                    priority=command.priority,
-                    cache_salt=command.cache_salt,
-                    arrival_time=command.arrival_time,
-                )
-            )
-        except (JaxLLMError, ValueError) as error:
+            params = self._factory.params(command)
+            grammar = self._factory.compile(params)
+            if grammar is None or grammar.done():
+                compiled = None if grammar is None else grammar.result()
+                self._core.add(self._factory.make(command, params, compiled))
+            else:
+                self._compiling[command.request_id] = (command, params, grammar)
+        except ValueError as error:
             self._refused.append(Refused(command.request_id, str(error)))
+
+    def _add_compiled(self) -> None:
+        """Adds the requests whose grammars are ready by now."""
+        ready = [key for key, (_, _, grammar) in self._compiling.items() if grammar.done()]
+        for key in ready:
+            command, params, grammar = self._compiling.pop(key)
+            try:
+                self._core.add(self._factory.make(command, params, grammar.result()))
+            except ValueError as error:
+                self._refused.append(Refused(command.request_id, str(error)))
 
     def _call(self, command: Call) -> None:
         functions = {
@@ -191,7 +204,7 @@ class EngineLoop:
             time=time.monotonic(),
             stats=Stats(
                 num_running=len(scheduler.running),
-                num_waiting=len(scheduler.requests) - len(scheduler.running),
+                num_waiting=len(scheduler.requests) - len(scheduler.running) + len(self._compiling),
                 kv_usage=scheduler.pool.usage,
                 step_tokens=step_tokens,
                 num_steps=self._recorder.num_steps,

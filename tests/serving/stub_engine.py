@@ -146,6 +146,7 @@ def start(command: Start) -> SimpleNamespace:
     return SimpleNamespace(
         config=config,
         core=core,
+        tokenizer=None,
         scheduler_config=limits,
         model_config=SimpleNamespace(vocab_size=VOCAB),
         checkpoint=SimpleNamespace(path=Path(config.model)),
