@@ -30,8 +30,6 @@ from pallas_kernels.paged_attention.bounds import tile_bounds
 MASKED, LEAST_PEAK = -2e30, -1e30
 # Rows of one warpgroup: the M of a wgmma instruction.
 ROWS = 64
-# Registers per thread where three warpgroups share a multiprocessor's 65536.
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 56, 224
 LOG2E = math.log2(math.e)
 
 
@@ -162,7 +160,7 @@ def _produce(k_ref, v_ref, table_ref, request, kv_head, bounds, shared, plan: Pl
     tile = plan.tile
     blocks = tile.keys // plan.block_size
     if tile.consumers > 1:
-        plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        plgpu.set_max_registers(tile.producer_registers, action="decrease")
 
     def block_ids(tile_index):
         # One tile ahead of its use, so that the reads of the table do not hold up the copies.
@@ -204,7 +202,7 @@ def _consume(q_ref, out_ref, lse_ref, factor, first_position, bounds, shared, pl
     me = lax.axis_index("warpgroup") if tile.consumers > 1 else 0
     group = me if tile.column_groups == 1 else 0
     if tile.consumers > 1:
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        plgpu.set_max_registers(tile.consumer_registers, action="increase")
     matrix, column = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1)
     # The first consumer of these rows.
     leads = me == group

@@ -83,6 +83,16 @@ class MosaicTile:
     blocks_per_sm: int = 1
 
     @property
+    def producer_registers(self) -> int:
+        """Registers per thread of the producer where two consumers take more than a third."""
+        return 40 if self.column_groups == 1 else 56
+
+    @property
+    def consumer_registers(self) -> int:
+        """What the producer leaves each of two consumers, in steps of 8."""
+        return (65536 // 128 - self.producer_registers) // 2 // 8 * 8
+
+    @property
     def row_groups(self) -> int:
         """How many times 64 rows the thread block takes."""
         return self.consumers // self.column_groups
