@@ -4,12 +4,14 @@ sampling.
     python benchmarks/cpu_kernels.py attention [--torch-python ENV/bin/python]
     python benchmarks/cpu_kernels.py linear [--torch-python ENV/bin/python]
     python benchmarks/cpu_kernels.py sampling
+    python benchmarks/cpu_kernels.py step
 
 Times are the least of many calls, in milliseconds: by the clock, and in brackets the time of all
 cores together, which other processes disturb less. Attention is timed per layer
 inside one program of several chained calls with donated pools, over disjoint random blocks of two
 pools of 201 MB, so that no context stays in a cache; the model's shape is that of a 135M Llama (9
-heads on 3 KV heads of 64, block size 16, bf16 pools, f32 queries).
+heads on 3 KV heads of 64, block size 16, bf16 pools, f32 queries). `step` is one greedy decode step
+of that model with random weights, context 256, from token ids to token ids.
 """
 
 import argparse
@@ -28,8 +30,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 
+from jaxllm.models.config import llama_config
+from jaxllm.models.layers import Ops
+from jaxllm.models.llama import LlamaForCausalLM
 from pallas_kernels import cpu_library
 from pallas_kernels.linear import linear
 from pallas_kernels.paged_attention import attend_and_write
@@ -204,6 +210,56 @@ def bench_sampling(seconds: float) -> None:
             )
 
 
+def decode_step(requests: int, context: int, kernels: bool) -> Callable[[], Any]:
+    """One greedy decode step of the model with its pools donated, ready to be called."""
+    hf = {
+        "vocab_size": VOCABULARY, "hidden_size": HEADS * DIM, "intermediate_size": 1536,
+        "num_hidden_layers": 30, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "tie_word_embeddings": True, "rope_theta": 10000.0,
+    }  # fmt: skip
+    ops = Ops(activation_dtype=jnp.float32)
+    if kernels:
+        ops = Ops(functools.partial(linear, impl="ffi"), jnp.float32)
+    config = llama_config(hf)
+    model = LlamaForCausalLM(config, dtype=jnp.bfloat16, ops=ops, rngs=nnx.Rngs(0))
+    graph, weights = nnx.split(model)
+    width = -(-context // BLOCK)
+    tables = jnp.arange(1, requests * width + 1, dtype=jnp.int32).reshape(requests, width)
+    contexts = jnp.full(requests, context, jnp.int32)
+    starts = jnp.arange(requests + 1, dtype=jnp.int32)
+    slots = tables[:, -1] * BLOCK + (context - 1) % BLOCK
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, pools: Any, window: int | None) -> Any:
+        out, *pools = attend_and_write(
+            q, k, v, *pools, tables, contexts, starts, slots, scale=DIM**-0.5, window=window,
+            kv_dtype=jnp.bfloat16, decode=True, impl="cpu" if kernels else "xla",
+        )  # fmt: skip
+        return out, pools
+
+    def step(pools: Any, weights: Any, ids: jax.Array) -> Any:
+        bound = nnx.merge(graph, weights)
+        hidden, pools = bound.hidden(ids, contexts - 1, attend, pools)
+        return two_stage_argmax(bound.logits(hidden)), pools
+
+    shape = (requests * width + 1, KV_HEADS, BLOCK, DIM)
+    pools = [[jnp.zeros(shape, jnp.uint16) for _ in range(2)] for _ in range(config.num_layers)]
+    ids = jnp.arange(requests, dtype=jnp.int32)
+    run = jax.jit(step, donate_argnums=0).lower(pools, weights, ids).compile()
+
+    def call() -> None:
+        nonlocal pools
+        out, pools = run(pools, weights, ids)
+        out.block_until_ready()
+
+    return call
+
+
+def bench_step(seconds: float) -> None:
+    for requests in (1, 8, 64):
+        ours, theirs = (least(decode_step(requests, 256, k), seconds) for k in (True, False))
+        print(f"{requests:3d} requests: kernels {ours}  xla {theirs.beside(ours)}", flush=True)
+
+
 def _run(f: Callable[..., Any], *arguments: jax.Array) -> None:
     jax.block_until_ready(f(*arguments))
 
@@ -222,7 +278,7 @@ def run_torch(python: str | None, what: str) -> dict[str, dict[str, list[float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU kernels against XLA and torch")
-    parser.add_argument("what", choices=["attention", "linear", "sampling"])
+    parser.add_argument("what", choices=["attention", "linear", "sampling", "step"])
     parser.add_argument("--seconds", type=float, default=0.5, help="time spent on each number")
     parser.add_argument("--torch-python", help="a Python that has torch")
     arguments = parser.parse_args()
@@ -235,6 +291,8 @@ def main() -> None:
             bench_linear(arguments.seconds, arguments.torch_python)
         case "sampling":
             bench_sampling(arguments.seconds)
+        case "step":
+            bench_step(arguments.seconds)
 
 
 if __name__ == "__main__":
