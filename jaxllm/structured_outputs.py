@@ -129,19 +129,19 @@ def _checked_schema(schema: object) -> str:
         schema = _parsed(schema)
     if not isinstance(schema, dict):
         raise _error("json", schema, "must be a JSON schema: a dict, or JSON text of an object")
-    too_long = _error("json", schema, f"must have at most {MAX_JSON_CHARACTERS} characters")
+    too_long = f"must have at most {MAX_JSON_CHARACTERS} characters"
     for count, (node, depth) in enumerate(_nodes(schema)):
         if depth > MAX_JSON_NESTING:
             raise _error("json", schema, f"must be nested at most {MAX_JSON_NESTING} levels deep")
         if count > MAX_JSON_CHARACTERS:
-            raise too_long
+            raise _error("json", schema, too_long)
         _check_node(node)
     try:
         text = json_module.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     except ValueError as error:
         raise _error("json", schema, f"cannot be written as JSON: {error}") from None
     if len(text) > MAX_JSON_CHARACTERS:
-        raise too_long
+        raise _error("json", text, too_long)
     return text
 
 
@@ -235,7 +235,11 @@ class _Shown:
     __slots__ = ("_text",)
 
     def __init__(self, value: object):
-        self._text = _SHORT.repr(value)
+        try:
+            self._text = _SHORT.repr(value)
+        except ValueError:
+            # An integer of more digits than Python writes.
+            self._text = f"<{type(value).__name__}>"
 
     def __repr__(self) -> str:
         return self._text

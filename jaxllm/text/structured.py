@@ -269,7 +269,7 @@ class GrammarState:
         if self._error is not None:
             raise self._error
         vocabulary = self._grammar._vocabulary
-        if not 0 <= token_id < vocabulary.size:
+        if not vocabulary.is_token(token_id):
             return False
         if token_id in vocabulary.eos_ids and self._matcher.is_stopped():
             return True
@@ -348,8 +348,13 @@ class _Vocabulary:
         self.size = len(table.tokens)
         self.mask_words = -(-self.size // 32)
         self.eos_ids = frozenset(table.eos_ids)
-        self._known = _bits([i for i, token in enumerate(table.tokens) if token], self.size)
+        self._is_token = bytes(map(bool, table.tokens))
+        self._known = _bits([i for i, is_token in enumerate(self._is_token) if is_token], self.size)
         self._not_eos = ~_bits(list(table.eos_ids), self.size)
+
+    def is_token(self, token_id: int) -> bool:
+        """Whether the id is one of the vocabulary's; the library takes others for empty text."""
+        return 0 <= token_id < self.size and self._is_token[token_id] == 1
 
     def keep_text(self, mask: np.ndarray, can_end: bool) -> None:
         """Remove what ranges of token ids in a grammar let in: rows without a token, end tokens."""

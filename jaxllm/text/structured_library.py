@@ -17,7 +17,7 @@ from jaxllm.text.errors import TextError
 
 # The library recurses over references between rules and schemas; each of them takes a few
 # kilobytes of stack, and texts of the allowed size hold tens of thousands.
-_STACK_BYTES = 512 * 2**20
+COMPILE_STACK_BYTES = 512 * 2**20
 # Its prefix tree has room for 1,023 steps.
 _MAX_TOKEN_BYTES = 1000
 _NO_TOKEN = 2**32 - 1
@@ -37,7 +37,8 @@ class GrammarLimits:
     Attributes:
       compile_seconds: wall time to compile it and try its first tokens.
       step_seconds: CPU time of any of these first tokens.
-      memory_bytes: what the process that tries it first may allocate (Linux only).
+      memory_bytes: what the process that tries it first may allocate, the token table included
+        (Linux only).
       grammar_size: symbols in its productions.
       initial_lexer_fuel: work on its regular expressions when compiling; 50,000 take about 1 ms.
       step_lexer_fuel: the same for each token; 14,000 take about 1 ms.
@@ -150,7 +151,7 @@ def compile_matcher(
     Raises `GrammarError` with the library's message.
     """
     matcher: llguidance.LLMatcher = with_stack(
-        _STACK_BYTES,
+        COMPILE_STACK_BYTES,
         lambda: llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits.of_library()),
     )
     if matcher.is_error():

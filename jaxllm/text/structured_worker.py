@@ -16,6 +16,7 @@ from typing import BinaryIO
 import llguidance
 
 from jaxllm.text.structured_library import (
+    COMPILE_STACK_BYTES,
     GrammarError,
     GrammarLimits,
     TokenTable,
@@ -102,7 +103,7 @@ def _limit_memory(size: int) -> None:
         return
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     # Stacks count as data even where they are never touched.
-    wanted = size + 2**30
+    wanted = size + COMPILE_STACK_BYTES + _MASK_STACK_BYTES
     if hard == resource.RLIM_INFINITY or hard > wanted:
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
