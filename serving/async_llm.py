@@ -86,11 +86,13 @@ class GenerationStream:
     the reader was slow. `close` ends what still runs; it must be called in every case.
 
     Attributes:
+      request_id: what the caller named it.
       prompts: one state per prompt.
     """
 
-    def __init__(self, llm: "AsyncLLM", prompts: list[PromptState]):
+    def __init__(self, llm: "AsyncLLM", request_id: str, prompts: list[PromptState]):
         self._llm = llm
+        self.request_id = request_id
         self.prompts = prompts
         self.running: dict[str, _Sequence] = {}
         self._pending: dict[int, Delta] = {}
@@ -158,6 +160,7 @@ class AsyncLLM:
         self.metrics = Metrics(model_name)
         self.tokenizer: Tokenizer | None = None
         self.draining = False
+        self.paused = False
         self._sequences: dict[str, _Sequence] = {}
         self._ids = itertools.count()
         self._seeds = random.Random(config.seed)
@@ -168,7 +171,7 @@ class AsyncLLM:
             restarts or RestartPolicy(),
             on_news=self._news.put_nowait,
             on_loss=self._fail_all,
-            has_work=lambda: bool(self._sequences),
+            has_work=lambda: bool(self._sequences) and not self.paused,
             hang_timeout=hang_timeout,
             progress=progress,
             engine_module=engine_module,
@@ -254,7 +257,7 @@ class AsyncLLM:
         except ServingError as error:
             self.metrics.count_rejection(getattr(error, "reason", "unknown"))
             raise
-        request = GenerationStream(self, [PromptState(job) for job in jobs])
+        request = GenerationStream(self, request_id, [PromptState(job) for job in jobs])
         now = time.monotonic()
         choice = 0
         for prompt in request.prompts:
@@ -307,6 +310,29 @@ class AsyncLLM:
                 self.metrics.finish(sequence.times, "abort", time.monotonic())
                 self._forget(internal_id, sequence)
         self._supervisor.send(Abort(list(internal_ids)))
+
+    def abort_requests(self, request_ids: Sequence[str]) -> int:
+        """Ends requests by their ids; they finish with reason "abort". Returns how many."""
+        wanted = set(request_ids)
+        found = {
+            id(sequence.request): sequence.request
+            for sequence in self._sequences.values()
+            if sequence.request.request_id in wanted
+        }
+        for request in found.values():
+            for sequence in list(request.running.values()):
+                request.put(sequence.choice, Delta(finish_reason="abort"))
+            request.close()
+        return len(found)
+
+    async def pause(self) -> None:
+        """Starts no step until `resume`; requests keep what they have and new ones wait."""
+        await self.call("pause")
+        self.paused = True
+
+    async def resume(self) -> None:
+        await self.call("resume")
+        self.paused = False
 
     async def call(self, name: str) -> Any:
         """Runs a control function of the engine."""
@@ -390,6 +416,7 @@ class AsyncLLM:
         while not self._news.empty():
             self._news.get_nowait()
         self._admission.clear()
+        self.paused = False
         self.metrics.engine_lost()
 
     def _forget(self, internal_id: str, sequence: _Sequence) -> None:

@@ -94,6 +94,7 @@ class EngineLoop:
         self._factory = RequestFactory(engine)
         # Requests that wait for their grammar.
         self._compiling: dict[str, tuple[Add, SamplingParams, Future[Any]]] = {}
+        self._paused = False
         self._failed_in_a_row = 0
         self._compiled = _compile_counter()
         self._lost_preemptions = self._lost_queries = self._lost_hits = 0
@@ -102,8 +103,8 @@ class EngineLoop:
         """Until a Stop command."""
         core = self._core
         while True:
-            idle = not core.has_unfinished
-            if idle:
+            idle = self._paused or not core.has_unfinished
+            if idle and not self._paused:
                 core.drain()
             wait = 0 if not idle else _COMPILE_POLL_MS if self._compiling else _IDLE_POLL_MS
             for command in self._channel.receive(wait):
@@ -112,7 +113,7 @@ class EngineLoop:
                 self._serve(command)
             if self._compiling:
                 self._add_compiled()
-            if core.has_unfinished:
+            if core.has_unfinished and not self._paused:
                 self._step()
             elif self._refused or self._outputs:
                 self._send(None)
@@ -124,7 +125,7 @@ class EngineLoop:
             for request_id in command.request_ids:
                 self._compiling.pop(request_id, None)
             self._core.abort(command.request_ids)
-            if not self._core.has_unfinished:
+            if self._paused or not self._core.has_unfinished:
                 # No step follows that would tell of the freed blocks.
                 self._send(None)
         elif isinstance(command, Call):
@@ -155,6 +156,8 @@ class EngineLoop:
     def _call(self, command: Call) -> None:
         functions = {
             "reset_prefix_cache": self._core.reset_prefix_cache,
+            "pause": lambda: self._pause(True),
+            "resume": lambda: self._pause(False),
             "preempt_and_reset_prefix_cache": lambda: self._core.reset_prefix_cache(True),
         }
         function = functions.get(command.name)
@@ -163,6 +166,10 @@ class EngineLoop:
         else:
             reply = Reply(command.call_id, function())
         self._channel.send(reply)
+
+    def _pause(self, pause: bool) -> bool:
+        self._paused = pause
+        return pause
 
     def _step(self) -> None:
         failure = None

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -24,6 +25,9 @@ from serving.http.guard import GuardedProtocol
 from serving.http.settings import ServeConfig
 from serving.log_stats import log_stats
 from serving.tools.parsers import detect_parser
+
+if TYPE_CHECKING:
+    from serving.grpc.server import GrpcServer
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +128,7 @@ class HttpServer:
         with contextlib.closing(listen(settings)) as sock:
             server = _Server(self._uvicorn_config())
             url = self._url(sock)
+            grpc_server = await self._start_grpc()
             if on_listening is not None:
                 on_listening(url)
             self._warn()
@@ -141,12 +146,29 @@ class HttpServer:
                     await self._drain()
             finally:
                 engine.cancel()
+                if grpc_server is not None:
+                    await grpc_server.stop(0.0)
                 await self.llm.close()
                 server.should_exit = True
                 await asyncio.wait({serving}, timeout=5.0)
         if settings.uds is not None:
             Path(settings.uds).unlink(missing_ok=True)
         return self._exit_code
+
+    async def _start_grpc(self) -> "GrpcServer | None":
+        settings = self.settings
+        if settings.grpc_port is None:
+            return None
+        try:
+            from serving.grpc.server import GrpcServer
+        except ImportError as error:
+            raise ConfigError(f"grpc_port needs the packages of jaxllm[grpc]: {error}") from None
+        if settings.ssl_certfile is not None:
+            raise ConfigError("grpc_port: TLS is served over HTTP only; leave one of them out")
+        server = GrpcServer(self.llm, self.context.names, self.keys)
+        port = await server.start(settings.host, settings.grpc_port)
+        logger.info("gRPC at %s:%d", settings.host, port)
+        return server
 
     def _uvicorn_config(self) -> uvicorn.Config:
         settings = self.settings
@@ -229,7 +251,7 @@ class HttpServer:
                 self.llm.num_unfinished,
                 self.settings.shutdown_timeout,
             )
-        while self.context.server_load and loop.time() < deadline:
+        while (self.context.server_load or self.llm.num_unfinished) and loop.time() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
         if self.llm.num_unfinished:
             logger.warning("%d requests are cut off", self.llm.num_unfinished)

@@ -17,6 +17,7 @@ class ServeConfig:
     Attributes:
       host, port: where to listen; localhost unless told otherwise.
       uds: path of a unix socket to listen at instead.
+      grpc_port: where to serve gRPC, on the same host; None does not.
       served_model_name: names in the API, the first one in answers and metrics; () is the model.
       api_key: any of these opens the API; () leaves it open.
       api_key_file: a file with one key a line, so that none stands in the process list.
@@ -35,6 +36,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
+    grpc_port: int | None = None
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     api_key_file: str | None = None
@@ -67,8 +69,10 @@ class ServeConfig:
     access_log: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port={self.port}: 0 to 65535")
+        for name in ("port", "grpc_port"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 65535:
+                raise ConfigError(f"{name}={value}: 0 to 65535")
         if self.tool_call_parser not in ("auto", "none", *PARSERS):
             raise ConfigError(
                 f"tool_call_parser={self.tool_call_parser!r}: auto, none, {', '.join(PARSERS)}"
@@ -112,6 +116,7 @@ _HELP: dict[str, str] = {
     "host": "address to listen at; 0.0.0.0 for all (default: 127.0.0.1)",
     "port": "port to listen at; 0 takes a free one (default: 8000)",
     "uds": "unix socket to listen at instead",
+    "grpc_port": "port for gRPC (default: none)",
     "served_model_name": "names in the API (default: the model)",
     "api_key": "keys that open the API",
     "api_key_file": "file with one key a line",

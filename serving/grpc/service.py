@@ -1,0 +1,183 @@
+"""The service: methods of jaxllm.proto over an AsyncLLM."""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from jaxllm.sampling_params import SamplingParams, check_against_model
+from serving.async_llm import AsyncLLM, GenerationStream, Job, PromptState
+from serving.errors import NotReadyError
+from serving.grpc import messages as pb
+from serving.grpc.convert import params_values, prompt_value, sample_message, token_logprobs
+from serving.http.params import default_parameters
+from serving.sequence_stream import Delta
+from serving.version import VERSION
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+class Inference:
+    """jaxllm.Inference."""
+
+    def __init__(self, llm: AsyncLLM):
+        self._llm = llm
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: Any
+    ) -> pb.GenerateResponse:
+        stream = await self._submit(request)
+        deltas = [Delta() for _ in range(stream.prompts[0].job.params.n)]
+        try:
+            async for news in stream:
+                for index, delta in news:
+                    deltas[index].merge(delta)
+        finally:
+            stream.close()
+        return pb.GenerateResponse(
+            request_id=stream.request_id,
+            prompt=_prompt_info(stream.prompts[0]),
+            samples=[sample_message(index, delta) for index, delta in enumerate(deltas)],
+        )
+
+    async def GenerateStream(  # noqa: N802
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateChunk]:
+        stream = await self._submit(request)
+        prompt = stream.prompts[0]
+        first = True
+        try:
+            async for news in stream:
+                for index, delta in news:
+                    chunk = pb.GenerateChunk(
+                        request_id=stream.request_id, sample=sample_message(index, delta)
+                    )
+                    if first:
+                        chunk.prompt.CopyFrom(_prompt_info(prompt))
+                        first = False
+                    yield chunk
+        finally:
+            # A client that cancels, or whose deadline passes, ends its request here.
+            stream.close()
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:  # noqa: N802
+        llm = self._llm
+        llm.check_ready()
+        salt = request.cache_salt if request.HasField("cache_salt") else None
+        prompt = await llm.process_prompt(prompt_value(request.prompt, salt))
+        value = prompt_value(request.continuation, None)
+        rest = await llm.process_prompt(value, add_special_tokens=False)
+        joined = await llm.process_prompt(
+            {"prompt_token_ids": prompt.token_ids + rest.token_ids, "cache_salt": salt}
+        )
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
+        stream = llm.submit([Job(joined, params)], f"score-{secrets.token_hex(8)}")
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            stream.close()
+        rows = (stream.prompts[0].prompt_logprobs or [])[len(prompt.token_ids) :]
+        logprobs = [row.logprobs[0] for row in rows if row is not None]
+        return pb.ScoreResponse(token_ids=rest.token_ids, logprobs=logprobs, total=sum(logprobs))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenIds:  # noqa: N802
+        self._llm.check_ready()
+        if self._llm.tokenizer is None:
+            raise ValueError("this server has no tokenizer")
+        add = not request.HasField("add_special_tokens") or request.add_special_tokens
+        return pb.TokenIds(ids=self._llm.tokenizer.encode(request.text, add))
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.TokenIds, context: Any
+    ) -> pb.DetokenizeResponse:
+        self._llm.check_ready()
+        if self._llm.tokenizer is None:
+            raise ValueError("this server has no tokenizer")
+        text = self._llm.tokenizer.decode(list(request.ids), skip_special_tokens=False)
+        return pb.DetokenizeResponse(text=text)
+
+    async def _submit(self, request: pb.GenerateRequest) -> GenerationStream:
+        llm = self._llm
+        llm.check_ready()
+        asked = request.sampling_params
+        truncate = (
+            asked.truncate_prompt_tokens if asked.HasField("truncate_prompt_tokens") else None
+        )
+        salt = request.cache_salt if request.HasField("cache_salt") else None
+        add = not request.HasField("add_special_tokens") or request.add_special_tokens
+        prompt = await llm.process_prompt(
+            prompt_value(request.prompt, salt),
+            truncate_prompt_tokens=truncate,
+            add_special_tokens=add,
+        )
+        engine = llm.description
+        room = engine.max_model_len - len(prompt.token_ids)
+        wanted = asked.max_tokens if asked.HasField("max_tokens") else _DEFAULT_MAX_TOKENS
+        values = {**default_parameters(engine), **params_values(asked)}
+        if asked.HasField("max_tokens") and wanted == 0:
+            values["max_tokens"] = 0
+        else:
+            values["max_tokens"] = min(wanted, room)
+        params = SamplingParams(**values)
+        max_logprobs = int(engine.config.get("max_logprobs", 20))
+        check_against_model(params, engine.vocab_size, max_logprobs, room)
+        request_id = request.request_id or f"grpc-{secrets.token_hex(16)}"
+        return llm.submit([Job(prompt, params, request.priority)], request_id)
+
+
+class Control:
+    """jaxllm.Control."""
+
+    def __init__(self, llm: AsyncLLM, names: tuple[str, ...]):
+        self._llm = llm
+        self._names = names
+
+    async def GetServerInfo(self, request: pb.Empty, context: Any) -> pb.ServerInfo:  # noqa: N802
+        info = pb.ServerInfo(version=VERSION, ready=True)
+        try:
+            self._llm.check_ready()
+        except NotReadyError as error:
+            info.ready, info.reason = False, str(error)
+        stats = self._llm.metrics.last_stats
+        info.num_running, info.num_waiting = stats.num_running, stats.num_waiting
+        info.kv_cache_usage = stats.kv_usage
+        info.engine_restarts = self._llm.supervisor.num_restarts
+        return info
+
+    async def GetModelInfo(self, request: pb.Empty, context: Any) -> pb.ModelInfo:  # noqa: N802
+        engine = self._llm.description
+        return pb.ModelInfo(
+            names=self._names,
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.vocab_size,
+            eos_token_ids=engine.eos_token_ids,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            block_size=engine.block_size,
+            num_blocks=engine.num_blocks,
+        )
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
+        return pb.AbortResponse(aborted=self._llm.abort_requests(list(request.request_ids)))
+
+    async def Pause(self, request: pb.Empty, context: Any) -> pb.Empty:  # noqa: N802
+        await self._llm.pause()
+        return pb.Empty()
+
+    async def Resume(self, request: pb.Empty, context: Any) -> pb.Empty:  # noqa: N802
+        await self._llm.resume()
+        return pb.Empty()
+
+    async def ResetPrefixCache(  # noqa: N802
+        self, request: pb.ResetPrefixCacheRequest, context: Any
+    ) -> pb.ResetPrefixCacheResponse:
+        name = "preempt_and_reset_prefix_cache" if request.preempt_running else "reset_prefix_cache"
+        return pb.ResetPrefixCacheResponse(done=bool(await self._llm.call(name)))
+
+
+def _prompt_info(prompt: PromptState) -> pb.PromptInfo:
+    return pb.PromptInfo(
+        token_ids=prompt.job.prompt.token_ids,
+        num_cached_tokens=prompt.num_cached_tokens or 0,
+        logprobs=token_logprobs(prompt.prompt_logprobs or []),
+    )
