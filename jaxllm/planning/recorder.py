@@ -19,14 +19,16 @@ class StepRecorder:
       samples: of the steps that have ended, in order.
     """
 
-    def __init__(self, runner: StepRunner, clock: Callable[[], float] | None = None):
+    def __init__(self, runner: StepRunner, clock: Callable[[], float] = time.monotonic):
         self.runner = runner
         self.samples: list[StepSample] = []
-        self._clock = clock or time.monotonic
+        self._clock = clock
         self._last_end = float("-inf")
 
     @classmethod
-    def install(cls, core: EngineCore) -> "StepRecorder":
+    def install(
+        cls, core: EngineCore, clock: Callable[[], float] = time.monotonic
+    ) -> "StepRecorder":
         """Puts a recorder into `core`, which may hold no request; `uninstall` takes it out.
 
         Raises:
@@ -34,7 +36,7 @@ class StepRecorder:
         """
         if core.has_unfinished:
             raise ValueError("steps cannot be recorded from the middle of a run")
-        core.runner = recorder = cls(core.runner)
+        core.runner = recorder = cls(core.runner, clock)
         return recorder
 
     def uninstall(self, core: EngineCore) -> None:

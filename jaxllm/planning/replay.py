@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -45,7 +45,13 @@ class Replay:
 
 
 def replay(
-    core: EngineCore, trace: Sequence[TraceRequest], *, vocab_size: int, seed: int = 0
+    core: EngineCore,
+    trace: Sequence[TraceRequest],
+    *,
+    vocab_size: int,
+    seed: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Replay:
     """Sends the trace's requests to `core` when they arrive, and waits for them all.
 
@@ -55,6 +61,8 @@ def replay(
     Args:
       core: idle; its engine should be warm, or compiles are measured too.
       vocab_size: V.
+      seed: of the prompts' tokens.
+      clock, sleep: time, in seconds.
 
     Raises:
       ConfigError: the core has requests, or one of the trace does not fit max_model_len.
@@ -70,23 +78,24 @@ def replay(
     if core.has_unfinished:
         raise ConfigError("the engine is busy")
     requests = _requests(trace, vocab_size, limit, seed)
-    recorder = StepRecorder.install(core)
+    recorder = StepRecorder.install(core, clock)
     first_token = np.full(len(trace), np.nan)
     finish = np.full(len(trace), np.nan)
     output_tokens = np.zeros(len(trace), np.int64)
     sent = 0
     try:
-        began = time.monotonic()
+        began = clock()
         while sent < len(trace) or core.has_unfinished:
-            now = time.monotonic() - began
+            now = clock() - began
             while sent < len(trace) and trace[sent].arrival <= now:
                 core.add(requests[sent])
                 sent += 1
             if not core.has_unfinished:
-                time.sleep(trace[sent].arrival - now)
+                # At least a little, or rounding could keep the arrival just out of reach.
+                sleep(max(trace[sent].arrival - now, 1e-6))
                 continue
             outputs = core.step()
-            now = time.monotonic() - began
+            now = clock() - began
             for output in outputs:
                 index = int(output.request_id)
                 if not output_tokens[index]:
