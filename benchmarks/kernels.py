@@ -202,7 +202,7 @@ def time_own(workload: Workload, shape: Shape, impl: str, budget: float) -> floa
 
 
 def time_stock(workload: Workload, shape: Shape, budget: float) -> float:
-    """Seconds per call of JAX's own decode kernel for paged KV, in the pool layout that it wants."""
+    """Seconds per call of JAX's own decode kernel for paged KV, in the layout that it wants."""
     from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as stock
 
     if not workload.decode:

@@ -121,7 +121,8 @@ def attend(
     def prompt_kernel(q: jax.Array, work: WorkList) -> tuple[jax.Array, jax.Array]:
         item, token = tiles_of_rows(query_starts, T, tile_tokens)
         out, lse = run(prompt_plan, q, work)
-        return tuple(_unpack_rows(prompt_plan, x[0], item, token) for x in (out, lse))
+        unpack = functools.partial(_unpack_rows, prompt_plan, item=item, token=token)
+        return unpack(out[0]), unpack(lse[0])
 
     return attend_in_passes(
         q,

@@ -63,9 +63,11 @@ def _shared(shape: tuple[int, ...], dtype: np.dtype, columns: int | None = None)
     """
     bits = dtype.itemsize * 8
     swizzle = plgpu.find_swizzle((columns or shape[-1]) * bits)
-    tiling = plgpu.TilingTransform((8, 8 * swizzle // bits))
-    transforms = (tiling,) if swizzle == 16 else (tiling, plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
+    # mypy takes an inherited method without a body for an abstract one.
+    transforms: list[Any] = [plgpu.TilingTransform((8, 8 * swizzle // bits))]  # type: ignore[abstract]
+    if swizzle > 16:
+        transforms.append(plgpu.SwizzleTransform(swizzle))  # type: ignore[abstract]
+    return plgpu.SMEM(shape, dtype, transforms=tuple(transforms))
 
 
 def scratch(plan: Plan) -> dict[str, Any]:
@@ -94,12 +96,11 @@ def scratch(plan: Plan) -> dict[str, Any]:
             buffers[name] = _shared((tile.row_groups, tile.keys, D), plan.dtype)
     # Where consumers share what one of them writes, they meet: converted K with half the columns
     # from each, and a stage's V with its unused rows cleared by the first.
+    meetings: tuple[str, ...] = ()
     if plan.quantised and tile.column_groups > 1:
         meetings = ("converted", "used")
     elif not plan.quantised and tile.row_groups > 1:
         meetings = ("cleared",)
-    else:
-        meetings = ()
     for name in meetings:
         buffers[name] = plgpu.Barrier(num_arrivals=tile.consumers)
     return buffers

@@ -214,23 +214,31 @@ def _kernels(folder: Path) -> list[Kernel]:
             log = log_path.read_text()
             # Numbered apart from the PTX: by lowering, not by compile.
             resources = next(folder.glob(f"{path.stem.rsplit('_', 1)[0]}_*.resources.txt"))
-            size = int(re.search(r"smem_scratch_bytes=(\d+)", resources.read_text())[1])
+            size = int(_find(r"smem_scratch_bytes=(\d+)", resources.read_text())[0])
         else:
             arguments = [ptxas(), "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
             done = subprocess.run(arguments, capture_output=True, text=True, check=True)
             log, size = done.stdout + done.stderr, shared.get(entry[1], (0, 0))[0]
         threads = re.search(r"\.(?:req|max)ntid (\d+)(?:, (\d+))?(?:, (\d+))?", text)
         block = [int(x) for x in threads.groups() if x] if threads else [shared[entry[1]][1]]
-        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        spills = _find(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
         kernels.append(
             Kernel(
                 name=entry[1],
-                registers=int(re.search(r"Used (\d+) registers", log)[1]),
-                spill_stores=int(spills[1]),
-                spill_loads=int(spills[2]),
+                registers=int(_find(r"Used (\d+) registers", log)[0]),
+                spill_stores=int(spills[0]),
+                spill_loads=int(spills[1]),
                 shared_memory=size,
                 threads=int(np.prod(block)),
                 ptx=text,
             )
         )
     return kernels
+
+
+def _find(pattern: str, text: str) -> tuple[str, ...]:
+    """The groups of the first match; AotError where a log does not read as it used to."""
+    found = re.search(pattern, text)
+    if found is None:
+        raise AotError(f"no {pattern!r} in: {text[:300]}")
+    return found.groups()

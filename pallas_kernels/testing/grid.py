@@ -107,7 +107,6 @@ GRID = (
     ),
     GridCase(
         queries=[5, 1], contexts=[133, 63], kv_dtype="float8_e4m3fn", scales=True, head_dim=128,
-        splits=2,
     ),
     GridCase(
         queries=[3, 1], contexts=[19, 40], heads=(1, 1), head_dim=256, block_size=8,
@@ -144,6 +143,8 @@ def run_case(
     """(out, lse) of one implementation under jit, as float64; platform: whose pool storage
     (default: numbers).
     """
+    # On a CPU the compile is most of the time; the numbers are the same.
+    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     run = jax.jit(
         functools.partial(
             attend,
@@ -151,7 +152,8 @@ def run_case(
             return_lse=True,
             decode=case.decode,
             kv_dtype=jnp.dtype(case.kv_dtype),
-        )
+        ),
+        compiler_options=quick,
     )
     out, lse = run(*case.batch().operands(platform))
     if out.dtype != case.dtype or lse.dtype != jnp.float32:

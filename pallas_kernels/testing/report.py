@@ -10,11 +10,10 @@ Compiles for an H200 without one (the extra `kernels-aot`). Nothing here is a me
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from typing import get_args
 
-from pallas_kernels.paged_attention import tuning
 from pallas_kernels.testing.aot import AotError
 from pallas_kernels.testing.variants import (
+    PHASES,
     Variant,
     compile_variant,
     cost,
@@ -22,8 +21,6 @@ from pallas_kernels.testing.variants import (
     useful_share,
     variants,
 )
-
-PHASES: tuple[tuning.Phase, ...] = get_args(tuning.Phase.__value__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

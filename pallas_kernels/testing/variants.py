@@ -6,6 +6,7 @@ part are those of NVIDIA's H200 data sheet: 4.8 TB/s, 989 TFLOP/s in bf16, 132 m
 """
 
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ SHARED_BYTES_PER_CLOCK = 128
 EXPONENTIALS_PER_CLOCK = 16
 REQUESTS, CONTEXT, CHUNK, HEADS, KV_HEADS, BLOCK = 64, 4096, 4096, 32, 8, 16
 
+PHASES: tuple[tuning.Phase, ...] = get_args(tuning.Phase.__value__)
 IMPLEMENTATIONS = {"mosaic": mosaic.attend, "triton": triton.attend}
 
 
@@ -64,10 +66,10 @@ def operands(
     return [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes]
 
 
-def compile_variant(variant: Variant) -> dict[str, Kernel]:
+def compile_variant(variant: Variant) -> dict[tuning.Phase, Kernel]:
     """The two kernels of a variant by phase, compiled for an H200."""
 
-    def call(*arguments: jax.Array) -> jax.Array:
+    def call(*arguments: jax.Array) -> Any:
         return IMPLEMENTATIONS[variant.implementation](
             *arguments, scale=variant.head_dim**-0.5, kv_dtype=jnp.dtype(variant.kv_dtype)
         )
@@ -75,7 +77,7 @@ def compile_variant(variant: Variant) -> dict[str, Kernel]:
     _, kernels = compile_for_h200(call, *operands(variant.head_dim, variant.kv_dtype))
     return {
         phase: next(k for k in kernels if k.name.startswith(f"paged_attention_{phase}"))
-        for phase in ("decode", "prompt")
+        for phase in PHASES
     }
 
 

@@ -70,7 +70,7 @@ def test_tensor_parallel(name, devices):
     """The cache write and attention of one layer inside shard_map, pools donated, output summed
     over devices.
     """
-    tokens, requests = 64, 8
+    tokens = requests = 64
     q, k_pool, v_pool, *tables = operands(128, "bfloat16", tokens=tokens, requests=requests)
     rows = jax.ShapeDtypeStruct((tokens, *k_pool.shape[1::2]), q.dtype)
     weight = jax.ShapeDtypeStruct((q.shape[1] * 128, 256), q.dtype)
@@ -81,7 +81,7 @@ def test_tensor_parallel(name, devices):
 
     def layer(*arguments):
         *call, weight = arguments
-        out, k_pool, v_pool = attend_and_write(*call, scale=0.1, impl=name)
+        out, k_pool, v_pool = attend_and_write(*call, scale=0.1, decode=True, impl=name)
         projected = out.reshape(tokens, -1) @ weight
         return jax.lax.psum(projected, "tensor"), k_pool, v_pool
 

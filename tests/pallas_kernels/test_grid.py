@@ -43,8 +43,12 @@ def test_triton(case):
     check_case(case, triton_attend(splits=case.splits))
 
 
+# Two cases whose features the others share with this kernel are left out: its interpreter is slow.
+INTERPRETED = [c for i, c in enumerate(GRID) if c.dtype != "float32" and i not in (4, 8)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in GRID if c.dtype != "float32"], ids=str)
+@pytest.mark.parametrize("case", INTERPRETED, ids=str)
 def test_mosaic(case):
     assert refusal(mosaic, case) is None
     with race_detection():
