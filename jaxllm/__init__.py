@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from jaxllm.llm import LLM
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "RequestOutputKind", "SamplingParams", "StructuredOutputs"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.errors import ParameterError
+from jaxllm.structured_outputs import StructuredOutputs
 
 GREEDY_TEMPERATURE = 1e-5
 MIN_TEMPERATURE = 1e-2
@@ -102,7 +103,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputs | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     skip_reading_prefix_cache: bool = False
@@ -162,6 +163,9 @@ class SamplingParams:
         if stop and not self.detokenize:
             raise ParameterError("stop", list(stop), "needs detokenize=True")
         self._set("stop", stop)
+        constraint = self.structured_outputs
+        if constraint is not None and not isinstance(constraint, StructuredOutputs):
+            raise ParameterError("structured_outputs", constraint, "must be StructuredOutputs")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise ParameterError("output_kind", self.output_kind, "must be a RequestOutputKind")
 

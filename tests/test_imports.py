@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 # Package -> the parts of jaxllm it may import. Modules at the top of jaxllm that hold plain data
 # may be imported by all.
-PLAIN = {"errors", "sampling_params", "outputs", "config"}
+PLAIN = {"errors", "sampling_params", "structured_outputs", "outputs", "config"}
 ALLOWED = {
     "engine": set(),
     "text": set(),

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from jaxllm.errors import ParameterError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import SamplingParams, check_against_model
 
 GOOD = [
     {"n": 16384, "temperature": 0.5},
@@ -39,6 +39,29 @@ BAD = [
     ("max_tokens", "16"),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [1.5]),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", math.inf),
+    ("stop", [""]),
+    ("stop", [3]),
+    ("bad_words", [""]),
+    ("bad_words", ["x"] * 129),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("logprobs", -2),
+    ("logprobs", 1.5),
+    ("prompt_logprobs", "3"),
+    ("logit_bias", {-1: 1.0}),
+    ("logit_bias", {"5": 1.0}),
+    ("logit_bias", {5: math.nan}),
+    ("logit_bias", [1]),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [-5]),
+    ("structured_outputs", {"regex": "a"}),
+    ("output_kind", "DELTA"),
+    ("flat_logprobs", True),
+    ("thinking_token_budget", 5),
 ]
 
 
@@ -52,6 +75,36 @@ def test_values_outside_are_refused_by_name_and_value(field, value):
     with pytest.raises(ParameterError, match=f"^{field}=") as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == field
+
+
+def test_stop_needs_text():
+    with pytest.raises(ParameterError, match="stop=.*needs detokenize=True"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_words_and_biases_are_brought_to_one_form():
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(logprobs=True).logprobs == 1
+    assert SamplingParams(logprobs=False).logprobs is None
+    assert SamplingParams(logit_bias={3: 1000, 4: -1000}).logit_bias == {3: 100.0, 4: -100.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"allowed_token_ids": [100]}, "allowed_token_ids=100: must be below the vocabulary of 100"),
+        ({"logit_bias": {100: 1.0}}, "logit_bias=100"),
+        ({"stop_token_ids": [100]}, "stop_token_ids=100"),
+        ({"logprobs": 21}, r"logprobs=21: at most 20 \(max_logprobs\)"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs=21"),
+        ({"min_tokens": 9, "max_tokens": None}, "min_tokens=9: the prompt leaves room for 8"),
+    ],
+    ids=str,
+)
+def test_what_only_the_engine_can_judge(options, message):
+    with pytest.raises(ParameterError, match=message):
+        check_against_model(SamplingParams(**options), 100, 20, 8)
+    check_against_model(SamplingParams(logprobs=-1, prompt_logprobs=20), 100, 20, 8)
 
 
 def test_greedy_switches_the_rest_off():

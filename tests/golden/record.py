@@ -423,7 +423,7 @@ def record_shards() -> None:
     folder = DATA / "llama3_sharded"
     shutil.rmtree(folder, ignore_errors=True)
     model = Auto.from_pretrained(DATA / "llama3", dtype=torch.float32)
-    model.save_pretrained(folder, max_shard_size="70KB")
+    model.save_pretrained(folder, max_shard_size="180KB")
     (folder / "generation_config.json").unlink(missing_ok=True)
     shards = sorted(folder.glob("*.safetensors"))
     if len(shards) not in (2, 3):

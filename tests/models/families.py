@@ -16,7 +16,11 @@ from jaxllm.models.layers import Ops
 from jaxllm.models.registry import find_family
 
 DATA = Path(__file__).parent.parent / "golden" / "data"
-FAMILIES = sorted(folder.parent.name for folder in DATA.glob("*/recording.npz"))
+FAMILIES = sorted(
+    path.parent.name
+    for path in DATA.glob("*/recording.npz")
+    if (path.parent / "config.json").exists()
+)
 
 
 @dataclass(frozen=True)
