@@ -52,7 +52,10 @@ class Batch:
     ) -> None:
         """lengths: query rows and context of each request."""
         self.kv_dtype = jnp.dtype(kv_dtype)
-        self.scale = SCALES.get(kv_dtype)
+        self.scales: list[np.ndarray | None] = [None, None]
+        if kv_dtype in SCALES:  # of K and of V, one per KV head, all different
+            steps = np.arange(1, 2 * kv_heads + 1, dtype=np.float32).reshape(2, kv_heads)
+            self.scales = list(SCALES[kv_dtype] * (1 + steps / 4))
         stored = pool_dtype(kv_dtype, "cpu") if as_bits else self.kv_dtype
         needed = [-(-context // block_size) for _, context in lengths]
         blocks = sum(needed) + 4
@@ -81,29 +84,35 @@ class Batch:
                 pool[old // block_size, :, old % block_size] = rng.standard_normal(
                     (len(old), kv_heads, dim), np.float32
                 )
-        narrow = [self._narrow(jnp.asarray(pool), stored) for pool in pools]
+        narrow = [
+            self._narrow(jnp.asarray(pool).swapaxes(1, 2), stored, scale).swapaxes(1, 2)
+            for pool, scale in zip(pools, self.scales, strict=True)
+        ]
         self.before = narrow
         self.after = [
-            oracle.write_kv(self._narrow(jnp.asarray(rows), stored), pool, self.slots, block_size)
-            for rows, pool in zip((self.k, self.v), narrow, strict=True)
+            oracle.write_kv(
+                self._narrow(jnp.asarray(rows), stored, scale), pool, self.slots, block_size
+            )
+            for rows, pool, scale in zip((self.k, self.v), narrow, self.scales, strict=True)
         ]
 
     @staticmethod
     def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.asarray(jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype))
 
-    def _narrow(self, x: jax.Array, stored: np.dtype) -> np.ndarray:
-        """As the pool stores it: K and V by the pool's own rounding, except that poison stays."""
+    def _narrow(self, x: jax.Array, stored: np.dtype, scale: np.ndarray | None) -> np.ndarray:
+        """x [..., K, D] as the pool stores it, by the pool's own rounding."""
         if self.kv_dtype.itemsize == 1:
-            flat = x.reshape(-1, 1, 1)
-            numbers = quantize(flat, self.kv_dtype, self.scale).reshape(x.shape)
+            rows = x.reshape(-1, *x.shape[-2:])
+            numbers = quantize(rows, self.kv_dtype, scale).reshape(x.shape)
         else:
             numbers = x.astype(self.kv_dtype)
         return np.asarray(to_storage(numbers, stored))
 
     def options(self, **more: Any) -> dict[str, Any]:
-        scale = {} if self.scale is None else {"k_scale": self.scale, "v_scale": self.scale}
-        return {"scale": self.q.shape[-1] ** -0.5, "kv_dtype": self.kv_dtype} | scale | more
+        named = dict(zip(("k_scale", "v_scale"), self.scales, strict=True))
+        scales = {name: scale for name, scale in named.items() if scale is not None}
+        return {"scale": self.q.shape[-1] ** -0.5, "kv_dtype": self.kv_dtype} | scales | more
 
     def expected(self, **more: Any) -> tuple[np.ndarray, np.ndarray]:
         return oracle.paged_attention(
@@ -200,9 +209,8 @@ def test_written_bits(isa: str, kv_dtype: str) -> None:
     batch = Batch(rng, [(32, 32)], dim=32, kv_dtype=kv_dtype, padding_rows=2)
     shape = batch.k.shape
     options: dict[str, Any] = {"kv_dtype": batch.kv_dtype}
-    if batch.scale:
-        scale = jnp.asarray([0.5, 2.0], jnp.float32)
-        options |= {"k_scale": scale, "v_scale": scale}
+    if batch.scales[0] is not None:
+        options |= {"k_scale": np.array([0.5, 2], np.float32), "v_scale": np.float32(0.7)}
     write = jax.jit(functools.partial(write_kv, **options))
     for source in ("float32", "bfloat16", "float16"):
         for name in ("k", "v"):
