@@ -155,7 +155,8 @@ class EngineClient:
         self._closing = True
         if self._process is None:
             return
-        if not self._dead:
+        if not self._dead and hasattr(self, "_reader"):
+            # While it starts it reads no commands.
             self.send(Stop())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._end), timeout)

@@ -18,6 +18,7 @@ from serving.http.completions import completions_route
 from serving.http.context import ServerContext
 from serving.http.errors import ApiError, error_response, handle_exception
 from serving.http.middleware import Authentication, Bookkeeping
+from serving.http.page import page_routes
 from serving.http.small_routes import small_routes
 from serving.http.streaming import ClientLeftError
 
@@ -45,6 +46,7 @@ def make_app(
             Route("/v1/completions", completions_route(context), methods=["POST"]),
             Route("/v1/chat/completions", chat_route(context), methods=["POST"]),
             *small_routes(context),
+            *page_routes(context),
             *more_routes,
         ],
         middleware=middleware,

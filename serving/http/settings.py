@@ -67,6 +67,7 @@ class ServeConfig:
     disable_log_stats: bool = False
     log_stats_interval: float = 10.0
     access_log: bool = False
+    ui: bool = True
 
     def __post_init__(self) -> None:
         for name in ("port", "grpc_port"):
@@ -147,6 +148,7 @@ _HELP: dict[str, str] = {
     "disable_log_stats": "no periodic log line",
     "log_stats_interval": "seconds between log lines (default: 10)",
     "access_log": "a log line per request",
+    "ui": "a page to chat with the model at / (default: on)",
 }
 
 

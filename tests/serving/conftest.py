@@ -15,7 +15,7 @@ import pytest
 from tests.serving.tiny_model import ENGINE_SETTINGS, make_tiny_model
 
 ROOT = Path(__file__).parent.parent.parent
-WAIT_SECONDS = 60
+WAIT_SECONDS = 90
 
 
 class Server:
