@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxllm.structured_outputs import StructuredOutputs
-from jaxllm.text import structured
+from jaxllm.text import structured_grammar
 from jaxllm.text.structured import GrammarCompiler, GrammarError, GrammarLimits
 from jaxllm.text.structured_check import GrammarChecker
 from jaxllm.text.structured_library import TokenTable, compile_matcher, library_tokenizer
@@ -263,7 +263,7 @@ def test_a_state_that_fails_leaves_the_others_alone(byte_level):
 
 
 def test_grammars_are_compiled_anew_after_a_while(byte_level, monkeypatch):
-    monkeypatch.setattr(structured, "_TOKENS_BEFORE_RENEWAL", 5)
+    monkeypatch.setattr(structured_grammar, "_TOKENS_BEFORE_RENEWAL", 5)
     compiler = GrammarCompiler(byte_level, byte_level.vocab_size, [1])
     spec = StructuredOutputs(regex="a{20}")
     grammar = compiler.compile(spec)
