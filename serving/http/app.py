@@ -17,7 +17,7 @@ from serving.http.chat import chat_route
 from serving.http.completions import completions_route
 from serving.http.context import ServerContext
 from serving.http.errors import ApiError, error_response, handle_exception
-from serving.http.middleware import Authentication, Bookkeeping
+from serving.http.middleware import Authentication, Bookkeeping, RootPath
 from serving.http.page import page_routes
 from serving.http.small_routes import small_routes
 from serving.http.streaming import ClientLeftError
@@ -28,6 +28,7 @@ def make_app(
 ) -> ASGIApp:
     """The application of a server whose API any of `keys` opens (none: it is open)."""
     middleware = [
+        Middleware(RootPath, root_path=context.settings.root_path),
         Middleware(Bookkeeping, context=context),
         Middleware(Authentication, keys=keys),
     ]

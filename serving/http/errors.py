@@ -38,6 +38,8 @@ _TYPES = {
     504: "GatewayTimeoutError",
 }
 _MAX_MESSAGE = 1000
+# Clients repeat requests that failed with 500. One that breaks the engine would do so again.
+_NO_RETRY = {"x-should-retry": "false"}
 _PATH = re.compile(r"\$\.(\w+)")
 
 
@@ -91,9 +93,9 @@ def as_api_error(error: Exception) -> ApiError:
         case NotReadyError():
             return ApiError(503, str(error), headers={"Retry-After": "5"})
         case EngineDeadError():
-            return ApiError(500, f"{error}; the request is lost")
+            return ApiError(500, f"{error}; the request is lost", headers=_NO_RETRY)
         case RequestFailedError():
-            return ApiError(500, "the engine could not finish this request")
+            return ApiError(500, "the engine could not finish this request", headers=_NO_RETRY)
         case HTTPException():
             headers = dict(error.headers or {})
             return ApiError(error.status_code, str(error.detail), headers=headers)

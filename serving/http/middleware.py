@@ -44,6 +44,21 @@ class Authentication:
         await error_response(error)(scope, receive, send)
 
 
+class RootPath:
+    """Tells the routes of the prefix that a proxy may leave on paths."""
+
+    def __init__(self, app: ASGIApp, root_path: str):
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path == self._root_path or path.startswith(self._root_path + "/"):
+                scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
+
+
 class Bookkeeping:
     """Counts requests, and adds the request id to answers if asked to."""
 

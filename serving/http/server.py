@@ -180,7 +180,6 @@ class HttpServer:
                 lifespan="off",
                 log_config=None,
                 access_log=settings.access_log,
-                root_path=settings.root_path,
                 limit_concurrency=settings.max_connections,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_keep_alive=75,

@@ -63,6 +63,7 @@ def test_an_engine_that_hangs_is_replaced(launch):
     began = time.monotonic()
     reply = server.post("/v1/completions", {"prompt": [200, 5], "max_tokens": 2})
     assert reply.status_code == 500
+    assert reply.headers["x-should-retry"] == "false"
     assert time.monotonic() - began < 6
     assert not is_alive(engine)
     server.wait_ready(20)
