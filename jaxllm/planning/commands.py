@@ -4,6 +4,7 @@ import argparse
 import itertools
 import json
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from jaxllm.planning.trace import TraceRequest
 
 logger = logging.getLogger(__name__)
+
+# Requests from which on the start of further processes pays.
+WORTH_PROCESSES = 20_000
 
 
 def add_plan_command(
@@ -206,6 +210,13 @@ def add_simulate_command(
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="that share the replicas of a round-robin router (default: one per core)",
+    )
+    parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="write plots there (needs matplotlib)"
     )
     parser.set_defaults(run=run_simulate)
@@ -219,10 +230,11 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     sizes = _plan(arguments, compile_step=False)
     trace = _trace(arguments, sizes.max_model_len)
     model = _step_time(arguments, sizes)
+    processes = arguments.processes if len(trace) >= WORTH_PROCESSES else 1
     results = []
     for label, config in _settings(arguments, sizes):
         logger.info("simulating %d requests: %s", len(trace), label)
-        result = simulate(trace, config, model)
+        result = simulate(trace, config, model, processes)
         logger.info("done in %.1f s", result.wall_seconds)
         results.append((label, result))
     if arguments.json:

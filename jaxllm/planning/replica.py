@@ -51,6 +51,12 @@ class Records:
         self.replica = np.full(count, -1, np.int32)
         self.num_finishes = np.zeros(count, np.int32)
 
+    def merge(self, other: "Records") -> None:
+        """Takes over the requests that `other` served; no request may be served by both."""
+        served = other.replica >= 0
+        for name, values in vars(self).items():
+            values[served] = getattr(other, name)[served]
+
 
 class Replica:
     """An EngineCore driven from arrival to arrival."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.planning.replica import Records, Replica
+from jaxllm.planning.replica import Records
 from jaxllm.planning.trace import TraceRequest
 from jaxllm.planning.usage import Usage
 
@@ -104,10 +104,10 @@ class SimulationResult:
         trace: Sequence[TraceRequest],
         max_model_len: int,
         records: Records,
-        replicas: Sequence[Replica],
+        usage: Sequence[Usage],
         wall_seconds: float,
     ) -> "SimulationResult":
-        """From what the replicas recorded."""
+        """From what the replicas recorded, by replica in order."""
         count = len(trace)
         return cls(
             arrival=np.fromiter((r.arrival for r in trace), np.float64, count),
@@ -119,7 +119,7 @@ class SimulationResult:
             preemptions=records.preemptions,
             replica=records.replica,
             num_finishes=records.num_finishes,
-            usage=tuple(replica.usage for replica in replicas),
+            usage=tuple(usage),
             wall_seconds=wall_seconds,
         )
 

@@ -41,6 +41,7 @@ def same(a, b):
     # As text, since a nan is not equal to itself.
     one, two = (str(dataclasses.replace(r.summary(), num_scheduled_steps=0)) for r in (a, b))
     assert one == two
+    assert len(a.usage) == len(b.usage)
     for usage, other in zip(a.usage, b.usage, strict=True):
         for name in ("times", "used", "running", "waiting", "peak_blocks", "stride"):
             assert getattr(usage, name) == getattr(other, name), name
@@ -182,6 +183,15 @@ def test_what_can_never_fit_is_refused():
     assert result.replica.tolist() == [0, -1, -1]
     summary = result.summary()
     assert (summary.num_finished, summary.num_refused) == (1, 2)
+
+
+def test_processes_change_nothing():
+    deployment = config(num_replicas=3)
+    trace = traffic(count=50, rate=30.0, prefix_groups=2, prefix_tokens=40)
+    alone = simulate(trace, deployment, MODEL)
+    shared = simulate(trace, deployment, MODEL, processes=2)
+    same(dataclasses.replace(alone, wall_seconds=0), dataclasses.replace(shared, wall_seconds=0))
+    assert (shared.num_finishes == 1).all()
 
 
 def test_asynchronous_scheduling_ends_every_request_too():
