@@ -191,6 +191,9 @@ class Metrics:
             "kv_cache_max_concurrency": round(
                 (engine.num_blocks - 1) * engine.block_size / engine.max_model_len, 2
             ),
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_model_len": engine.max_model_len,
             "cache_dtype": engine.config.get("kv_cache_dtype"),
         }
         for path in ("model", "tokenizer", "compilation_cache_dir"):
