@@ -129,7 +129,8 @@ def _load() -> CpuLibrary:
             path = _cached_path()
             library = open_current(path)
             if library is None:
-                logger.info("compiling the CPU kernels into %s", path)
+                if cpu_build.find_compiler():
+                    logger.warning("compiling the CPU kernels, once, into %s", path)
                 cpu_build.build(path, jax.ffi.include_dir())
                 library = open_current(path)
     if library is None:
