@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.structured_outputs import StructuredOutputs
 
 
 class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
@@ -178,7 +179,10 @@ def pack_params(params: SamplingParams) -> dict[str, Any]:
 
 def unpack_params(packed: Mapping[str, Any]) -> SamplingParams:
     """The SamplingParams that `pack_params` took apart."""
-    return SamplingParams(**packed)
+    values = dict(packed)
+    if values.get("structured_outputs") is not None:
+        values["structured_outputs"] = StructuredOutputs.from_value(values["structured_outputs"])
+    return SamplingParams(**values)
 
 
 def _is_nested(value: Any) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from jaxllm.sampling_params import SamplingParams, check_against_model
+from jaxllm.structured_outputs import StructuredOutputs
 from serving.async_llm import AsyncLLM, GenerationStream, Job, PromptState
 from serving.errors import NotReadyError
 from serving.grpc import messages as pb
@@ -118,6 +119,9 @@ class Inference:
             values["max_tokens"] = 0
         else:
             values["max_tokens"] = min(wanted, room)
+        if "structured_outputs" in values:
+            spec = StructuredOutputs.from_value(values["structured_outputs"])
+            values["structured_outputs"] = spec
         params = SamplingParams(**values)
         max_logprobs = int(engine.config.get("max_logprobs", 20))
         check_against_model(params, engine.vocab_size, max_logprobs, room)

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams, check_against_model
+from jaxllm.structured_outputs import StructuredOutputs
 from jaxllm.text.errors import PromptError
 from jaxllm.text.input import check_cache_salt
 from serving.engine.messages import Description
@@ -80,6 +81,8 @@ def make_params(
     if structured is not None:
         values["structured_outputs"] = structured
     values.update(more)
+    if values.get("structured_outputs") is not None:
+        values["structured_outputs"] = StructuredOutputs.from_value(values["structured_outputs"])
     _check_http_limits(request)
     room = engine.max_model_len - prompt_len
     if max_tokens is not None and max_tokens < 1:

@@ -148,6 +148,17 @@ def start_server(folder, *flags, stub=None, module="tests.serving.stub_serve", w
     return server
 
 
+@contextlib.contextmanager
+def running_server(*arguments, ready_seconds=WAIT_SECONDS, **options):
+    """A server that is ready, and ends with the block."""
+    server = start_server(*arguments, wait=False, **options)
+    try:
+        server.wait_ready(ready_seconds)
+        yield server
+    finally:
+        server.end()
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
@@ -156,7 +167,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(model_folder):
     """One server for all tests that leave it as it was."""
-    running = start_server(
+    with running_server(
         model_folder,
         "--served-model-name",
         "tiny",
@@ -164,9 +175,8 @@ def server(model_folder):
         "--enable-prompt-tokens-details",
         "--tool-call-parser=hermes",
         stub={"raise_on": 250},
-    )
-    yield running
-    running.end()
+    ) as running:
+        yield running
 
 
 @pytest.fixture
@@ -175,7 +185,10 @@ def launch(model_folder):
     running = []
 
     def start(*flags, **options):
-        running.append(start_server(model_folder, *flags, **options))
+        wait = options.pop("wait", True)
+        running.append(start_server(model_folder, *flags, wait=False, **options))
+        if wait:
+            running[-1].wait_ready()
         return running[-1]
 
     yield start

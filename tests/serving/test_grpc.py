@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from serving.grpc import messages as pb
 from serving.grpc.client import Client, RequestError
-from tests.serving.conftest import ROOT, start_server
+from tests.serving.conftest import ROOT, running_server
 
 
 def free_port():
@@ -29,11 +29,10 @@ def free_port():
 @pytest.fixture(scope="module")
 def served(model_folder):
     port = free_port()
-    running = start_server(
+    with running_server(
         model_folder, f"--grpc-port={port}", stub={"step_seconds": 0.002, "raise_on": 250}
-    )
-    yield running, f"127.0.0.1:{port}"
-    running.end()
+    ) as running:
+        yield running, f"127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import SamplingParams
-from tests.serving.conftest import start_server
+from tests.serving.conftest import running_server
 from tests.serving.tiny_model import ENGINE_SETTINGS
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -22,11 +22,11 @@ def real(model_folder):
         "--attention-backend=xla",
         "--served-model-name=tiny",
     ]
-    running = start_server(model_folder, *flags, module="serving.commands", wait=False)
     # The first start compiles.
-    running.wait_ready(300)
-    yield running
-    running.end()
+    with running_server(
+        model_folder, *flags, module="serving.commands", ready_seconds=300
+    ) as running:
+        yield running
 
 
 @pytest.mark.slow

@@ -33,11 +33,14 @@ def secure(model_folder, tmp_path_factory):
         wait=False,
     )
     trust = ssl.create_default_context(cafile=str(certificate))
+    running.client.close()
     running.client = httpx.Client(base_url=running.url, verify=trust, trust_env=False, timeout=30)
     running.get = running.client.get
-    running.wait_ready()
-    yield running
-    running.end()
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.end()
 
 
 KEY = {"Authorization": "Bearer secret"}

@@ -5,6 +5,8 @@ import json
 import openai
 import pytest
 
+from tests.serving.conftest import running_server
+
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris", "n": [1, 2]}}</tool_call>'
 TOOL = {
     "type": "function",
@@ -17,12 +19,9 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def scripted(model_folder):
-    from tests.serving.conftest import start_server
-
     text = f"<think>The city</think>I look. {CALL}"
-    running = start_server(model_folder, "--reasoning-parser=qwen3", stub={"script": text})
-    yield running
-    running.end()
+    with running_server(model_folder, "--reasoning-parser=qwen3", stub={"script": text}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
