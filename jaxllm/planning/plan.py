@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.planning.activation import (
-    Activation,
-    StepShape,
-    activation_bound,
-    can_compile,
-    compile_activation,
-)
+from jaxllm.planning.activation import Activation, can_compile, compile_activation
+from jaxllm.planning.bounds import DecodePoint, PrefillPoint, decode_points, prefill_points
 from jaxllm.planning.gpus import Gpu, find_gpu
-from jaxllm.planning.models_table import MODELS, find_model
+from jaxllm.planning.model_source import read_model
 from jaxllm.planning.recommend import (
     Knob,
     length_knob,
@@ -24,43 +19,16 @@ from jaxllm.planning.recommend import (
     utilization_knob,
 )
 from jaxllm.planning.roofline import Roofline
-from jaxllm.planning.weights import DTYPE_BYTES, KV_DTYPE_BYTES, QUANTIZATIONS, weight_bytes
+from jaxllm.planning.sizes import Sizes
+from jaxllm.planning.weights import DTYPE_BYTES, KV_DTYPE_BYTES, QUANTIZATIONS
 
 if TYPE_CHECKING:
-    from jaxllm.models.config import ModelConfig
     from jaxllm.sizing import Limits
 
 CPU = "cpu"
 DEFAULT_MEAN_CONTEXT = 2048
 DEFAULT_TARGET_ITL_S = 0.05
 DEFAULT_STEP_S = 0.25
-TP_SIZES = (1, 2, 4, 8, 16, 32, 64)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DecodePoint:
-    """A decode step at the roofline: `batch` requests of `context` tokens each.
-
-    Attributes:
-      seconds: least time of the step.
-      tokens_per_second: of all requests together, at most.
-      bound: "memory" or "compute".
-    """
-
-    batch: int
-    context: int
-    seconds: float
-    tokens_per_second: float
-    bound: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrefillPoint:
-    """A step of `tokens` prompt tokens of one request at the roofline."""
-
-    tokens: int
-    seconds: float
-    tokens_per_second: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,11 +136,28 @@ def plan(
       ConfigError: the settings contradict each other or the model, or a name is not known.
       CheckpointError: the model is not found.
     """
+    # The engine's own checks of the settings that it shares.
+    EngineConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        tensor_parallel_size=tensor_parallel_size,
+        kv_cache_memory=kv_cache_memory,
+        gpu_memory_utilization=1.0 if gpu_memory_utilization is None else gpu_memory_utilization,
+    )
+    for field, number in (
+        ("memory", memory),
+        ("mean_context", mean_context),
+        ("target_itl", target_itl),
+        ("max_step_time", max_step_time),
+    ):
+        if number is not None and not number > 0:
+            raise ConfigError(f"{field}={number!r}: must be positive")
     if gpu is None and memory is None and kv_cache_memory is None:
         raise ConfigError("give a GPU, a memory size or the size of the KV pool (kv_cache_memory)")
     if gpu is not None and memory is not None:
         raise ConfigError(f"gpu={gpu!r} and memory={memory}: give one of the two")
-    name, hf_config, config, dtype = _read_model(model, dtype, revision)
+    name, hf_config, config, dtype = read_model(model, dtype, revision)
     kv_dtype = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     for field, value, allowed in (
         ("dtype", dtype, DTYPE_BYTES),
@@ -194,9 +179,8 @@ def plan(
 
         kv_cache_memory = cpu_pool_bytes()
     limits = _limits(gpu, memory)
-    sizes = _Sizes(
+    sizes = Sizes(
         config=config,
-        hf_config=hf_config,
         dtype=dtype,
         kv_dtype=kv_dtype,
         quantization=quantization,
@@ -206,14 +190,6 @@ def plan(
         max_model_len=max_model_len or limit,
     )
     tp = tensor_parallel_size
-    utilization = None
-    if memory is not None and kv_cache_memory is None:
-        utilization = (
-            utilization_knob(memory, tp)
-            if gpu_memory_utilization is None
-            else Knob("gpu_memory_utilization", gpu_memory_utilization, "asked for")
-        )
-    share = utilization.value if utilization else 1.0
     roofline = None
     if part is not None:
         roofline = Roofline.of(
@@ -221,45 +197,38 @@ def plan(
             part,
             dtype=dtype,
             weight_bytes=sizes.weights(tp),
-            kv_token_bytes=sizes.block_bytes(tp) // sizes.block_size,
+            kv_token_bytes=sizes.token_bytes(tp),
             tp=tp,
         )
-
-    budget = (
-        token_budget_knob(
-            roofline,
-            limits.max_num_batched_tokens,
-            max_step_time,
-            memory,
-            sizes.activation(tp, 1, 4096).num_bytes // 4096,
-        )
-        if max_num_batched_tokens is None
-        else Knob("max_num_batched_tokens", max_num_batched_tokens, "asked for")
-    )
-    mean = mean_context or min(DEFAULT_MEAN_CONTEXT, max_model_len or limit)
-    first = sizes.pool(tp, share, sizes.activation(tp, 1, int(budget.value)))
-    seqs = (
-        seqs_knob(
-            roofline,
-            first.num_tokens,
-            mean,
-            target_itl,
-            int(budget.value),
-            limits.max_num_seqs,
-        )
-        if max_num_seqs is None
-        else Knob("max_num_seqs", max_num_seqs, "asked for")
-    )
+    utilization = None
+    if memory is not None and kv_cache_memory is None:
+        utilization = utilization_knob(memory, tp)
+        if gpu_memory_utilization is not None:
+            utilization = _asked("gpu_memory_utilization", gpu_memory_utilization)
+    share = utilization.value if utilization else 1.0
+    if max_num_batched_tokens is not None:
+        budget = _asked("max_num_batched_tokens", max_num_batched_tokens)
+    else:
+        per_token = sizes.activation(tp, 1, 4096).num_bytes // 4096
+        default = limits.max_num_batched_tokens
+        budget = token_budget_knob(roofline, default, max_step_time, memory, per_token)
+    tokens = int(budget.value)
+    if max_num_seqs is not None:
+        seqs = _asked("max_num_seqs", max_num_seqs)
+    else:
+        capacity = sizes.pool(tp, share, sizes.activation(tp, 1, tokens)).num_tokens
+        mean = mean_context or min(DEFAULT_MEAN_CONTEXT, sizes.max_model_len)
+        seqs = seqs_knob(roofline, capacity, mean, target_itl, tokens, limits.max_num_seqs)
     if budget.value < seqs.value:
         raise ConfigError(
             f"max_num_batched_tokens={budget.value} is below max_num_seqs={seqs.value}: "
             "a step could not give every running request a token"
         )
-
-    activation = sizes.activation(tp, int(seqs.value), int(budget.value))
+    rows = int(seqs.value)
+    activation = sizes.activation(tp, rows, tokens)
     if part is not None and kv_cache_memory is None and compile_step is not False:
         if can_compile():
-            shape = sizes.shape(tp, int(seqs.value), int(budget.value))
+            shape = sizes.shape(tp, rows, tokens)
             activation = compile_activation(hf_config, shape, part) or activation
         elif compile_step:
             raise ConfigError(
@@ -267,9 +236,7 @@ def plan(
                 "(pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc)"
             )
     pool = sizes.pool(tp, share, activation)
-    smallest_tp = sizes.smallest_tp(
-        gpu_memory_utilization, int(seqs.value), int(budget.value), {tp: activation}
-    )
+    smallest_tp = sizes.smallest_tp(gpu_memory_utilization, rows, tokens, {tp: activation})
     length = length_knob(max_model_len, limit, pool.num_tokens)
     return Plan(
         model=name,
@@ -282,7 +249,7 @@ def plan(
         block_size=sizes.block_size,
         num_params=config.num_params,
         weight_bytes=sizes.weights(tp),
-        kv_bytes_per_token=sizes.block_bytes(tp) // sizes.block_size,
+        kv_bytes_per_token=sizes.token_bytes(tp),
         activation_bytes=0 if kv_cache_memory else activation.num_bytes,
         activation_source="not counted: the pool's size is given"
         if kv_cache_memory
@@ -298,104 +265,14 @@ def plan(
         smallest_tp=smallest_tp,
         knobs=tuple(k for k in (length, seqs, budget, utilization) if k is not None),
         roofline=roofline,
-        decode=_decode_points(roofline, int(seqs.value), pool.num_tokens, limit),
-        prefill=_prefill_points(roofline, int(budget.value)),
+        decode=decode_points(roofline, rows, pool.num_tokens, limit),
+        prefill=prefill_points(roofline, tokens),
         notes=_notes(kv_dtype, quantization, activation, part, kv_cache_memory),
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Pool:
-    num_bytes: int
-    num_blocks: int
-    num_tokens: int
-    reserve: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Sizes:
-    """The memory arithmetic of one model as a function of tensor parallelism and step shape."""
-
-    config: "ModelConfig"
-    hf_config: dict[str, Any]
-    dtype: str
-    kv_dtype: str
-    quantization: str | None
-    block_size: int
-    memory: int | None
-    kv_cache_memory: int | None
-    max_model_len: int
-
-    def weights(self, tp: int) -> int:
-        return weight_bytes(self.config, self.dtype, self.quantization, tp)
-
-    def block_bytes(self, tp: int) -> int:
-        """KV bytes of a block on one device; ConfigError if tp does not divide the heads."""
-        from jaxllm.execution.mesh import HeadLayout
-
-        heads = HeadLayout.of(self.config, tp).num_kv_heads // tp
-        row = heads * self.config.head_dim * KV_DTYPE_BYTES[self.kv_dtype]
-        return 2 * self.config.num_layers * self.block_size * row
-
-    def shape(self, tp: int, seqs: int, budget: int) -> StepShape:
-        return StepShape(
-            seqs, budget, self.max_model_len, self.block_size, self.dtype, self.kv_dtype, tp
-        )
-
-    def activation(self, tp: int, seqs: int, budget: int) -> Activation:
-        return activation_bound(self.config, self.shape(tp, seqs, budget))
-
-    def pool(self, tp: int, utilization: float, activation: Activation) -> _Pool:
-        """The pool as the engine sizes it."""
-        from jaxllm.execution.memory import RESERVE_BYTES, num_blocks_for
-
-        size, reserve = self.kv_cache_memory, 0
-        if size is None:
-            reserve = RESERVE_BYTES
-            budget = int((self.memory or 0) * utilization)
-            size = max(budget - self.weights(tp) - activation.num_bytes - reserve, 0)
-        blocks = num_blocks_for(size, self.block_bytes(tp))
-        return _Pool(size, blocks, max(blocks - 1, 0) * self.block_size, reserve)
-
-    def smallest_tp(
-        self, utilization: float | None, seqs: int, budget: int, known: dict[int, Activation]
-    ) -> int | None:
-        """Fewest devices on which one request of max_model_len runs."""
-        for tp in TP_SIZES:
-            try:
-                activation = known.get(tp) or self.activation(tp, seqs, budget)
-                share = utilization
-                if share is None:
-                    share = 1.0 if self.memory is None else utilization_knob(self.memory, tp).value
-                if self.pool(tp, share, activation).num_tokens >= self.max_model_len - 1:
-                    return tp
-            except ConfigError:
-                continue
-        return None
-
-
-def _read_model(
-    model: str | Path | Mapping[str, Any], dtype: str, revision: str | None
-) -> tuple[str, dict[str, Any], "ModelConfig", str]:
-    """Name, config.json, its ModelConfig, and the dtype of the weights."""
-    from jaxllm.checkpoints.errors import NotFoundError
-    from jaxllm.checkpoints.resolve import Checkpoint, checkpoint_dtype, resolve
-    from jaxllm.models.registry import find_family
-
-    known = find_model(model) if isinstance(model, str) and not Path(model).exists() else None
-    if isinstance(model, Mapping) or known is not None:
-        content = dict(model) if isinstance(model, Mapping) else known or {}
-        name = str(content.get("_name_or_path") or "config") if known is None else str(model)
-        checkpoint = Checkpoint("dummy", Path(name), content, {}, name)
-    else:
-        path: str | Path = model
-        try:
-            checkpoint = resolve(path, revision=revision, load_format="dummy", progress=False)
-        except NotFoundError as error:
-            raise ConfigError(f"{error}; known by name: {', '.join(MODELS)}") from error
-    config = find_family(checkpoint.config).read_config(checkpoint.config)
-    chosen = checkpoint_dtype(checkpoint) if dtype == "auto" else dtype
-    return checkpoint.name, checkpoint.config, config, chosen
+def _asked(name: str, value: float | int) -> Knob:
+    return Knob(name, value, "asked for")
 
 
 def _limits(gpu: str | None, memory: int | None) -> "Limits":
@@ -406,32 +283,6 @@ def _limits(gpu: str | None, memory: int | None) -> "Limits":
     if memory is not None and memory >= sizing.LARGE_ACCELERATOR_BYTES:
         return sizing.LARGE_ACCELERATOR_LIMITS
     return sizing.SMALL_ACCELERATOR_LIMITS
-
-
-def _decode_points(
-    roofline: Roofline | None, seqs: int, capacity: int, limit: int
-) -> tuple[DecodePoint, ...]:
-    if roofline is None:
-        return ()
-    points = []
-    for context in sorted({min(c, limit) for c in (1024, 8192, 32768)}):
-        for batch in sorted({1, 8, 32, 128, seqs}):
-            if batch <= seqs and batch * context <= capacity:
-                seconds = roofline.seconds(0, batch, batch * context)
-                bound = roofline.bound_by(batch, batch * context)
-                points.append(DecodePoint(batch, context, seconds, batch / seconds, bound))
-    return tuple(points)
-
-
-def _prefill_points(roofline: Roofline | None, budget: int) -> tuple[PrefillPoint, ...]:
-    if roofline is None:
-        return ()
-    points = []
-    for tokens in sorted({256, 1024, 4096, budget}):
-        if tokens <= budget:
-            seconds = roofline.seconds(tokens, 0, 0, tokens * (tokens + 1) // 2)
-            points.append(PrefillPoint(tokens, seconds, tokens / seconds))
-    return tuple(points)
 
 
 def _notes(

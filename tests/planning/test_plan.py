@@ -151,6 +151,10 @@ def test_json_carries_everything():
         ({"gpu": "H100", "tensor_parallel_size": 3}, "tensor_parallel_size=3"),
         ({"gpu": "H100", "max_num_seqs": 9000}, "below max_num_seqs"),
         ({"gpu": "H100", "quantization": "int2"}, "int2"),
+        ({"gpu": "H100", "gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5"),
+        ({"gpu": "H100", "block_size": 0}, "block_size=0"),
+        ({"gpu": "H100", "mean_context": 0}, "mean_context=0"),
+        ({"gpu": "H100", "target_itl": -1.0}, "target_itl=-1.0"),
         ({"gpu": "H100", "kv_cache_dtype": "int4"}, "int4"),
     ],
 )
