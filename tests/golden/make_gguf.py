@@ -20,8 +20,8 @@ attn_q and attn_k of the ``llama`` architecture are reordered, per head, from Hu
 [2, D/2] to neighbouring pairs [D/2, 2]; other architectures keep Hugging Face's order.
 
 ``data/gguf/recording.npz``: for each file ``<name>.ids`` [T] int32 and ``<name>.logits`` [N, V]
-float32, transformers' logits at the last N = 16 positions, on the weights as ``gguf.dequantize`` gives
-them (for ``llama31-f16`` T is 1024, since its scaling shows at a distance only).
+float32, transformers' logits at the last N = 16 positions, on the weights as ``gguf.dequantize``
+gives them (for ``llama31-f16`` T is 1024, since its scaling shows at a distance only).
 
 ``data/gguf/tokenizer.json``: texts with their ids, and conversations rendered by the template. All
 files share the vocabulary; ``llama-f16`` sets ``add_bos_token``, the others clear it.
