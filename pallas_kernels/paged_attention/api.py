@@ -88,11 +88,11 @@ def attend_and_write(
     kv_dtype: jax.typing.DTypeLike | None = None,
     impl: str = "auto",
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Write the step's k and v [T, K, D] at slots i32[T], then attend: (out, k_pool, v_pool) or
-    ((out, lse), ...).
+    """Write the step's k and v [T, K, D] at slots i32[T], then attend.
 
-    Arguments as in `paged_attention` and `write_kv`. Implementations with a fused call do both at
-    once; the others are composed of the two.
+    Returns (out, k_pool, v_pool), or ((out, lse), k_pool, v_pool). Arguments as in
+    `paged_attention` and `write_kv`. Implementations with a fused call do both at once; the others
+    are composed of the two.
     """
     if (
         k.shape != (q.shape[0], *k_pool.shape[1::2])
@@ -122,9 +122,7 @@ def _prepare(
     impl: str,
     **options: Any,
 ) -> tuple[str, dict[str, Any]]:
-    """Check the call and choose the implementation: its name, and the options with kv_dtype
-    resolved.
-    """
+    """Check the call and choose: the implementation's name, the options with kv_dtype resolved."""
     case = check_call(q, k_pool, v_pool, block_tables, context_lens, query_starts, **options)
     return select_impl(impl, case=case), options | {"kv_dtype": jnp.dtype(case.kv_dtype)}
 

@@ -36,10 +36,9 @@ def tile_bounds(
     splits: int,
     window: int | None,
 ) -> TileBounds:
-    """The bounds of `tokens` query tokens from `first_position` on, for one of `splits` even shares
-    of the tiles.
+    """The bounds of `tokens` query tokens from `first_position` on, for one of `splits` shares.
 
-    keys: keys per tile; a window is that of api.paged_attention.
+    The shares are even. keys: keys per tile; a window is that of api.paged_attention.
     """
     end = first_position + tokens
     lowest = jnp.int32(0) if window is None else jnp.maximum(first_position - (window - 1), 0)

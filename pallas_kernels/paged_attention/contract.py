@@ -70,9 +70,7 @@ class Case:
 def resolve_kv_dtype(
     pool_dtype: jax.typing.DTypeLike, kv_dtype: jax.typing.DTypeLike | None
 ) -> np.dtype:
-    """The type of the numbers in a pool stored as `pool_dtype`; ContractError if the two do not
-    fit.
-    """
+    """The type of the numbers in a pool stored as `pool_dtype`, or a ContractError."""
     stored = jnp.dtype(pool_dtype)
     if kv_dtype is None:
         if stored.kind == "u":
@@ -104,9 +102,7 @@ def check_call(
     decode: bool,
     kv_dtype: jax.typing.DTypeLike | None,
 ) -> Case:
-    """Check shapes, dtypes and options, and return the static facts. ContractError names what is
-    off.
-    """
+    """Check shapes, dtypes and options, and return the static facts, or raise ContractError."""
     if q.ndim != 3 or k_pool.ndim != 4:
         raise ContractError(
             f"q must be [T, H, D] and the pools [P, K, B, D]: got {q.shape}, {k_pool.shape}"

@@ -199,9 +199,7 @@ def _rows(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unpack_rows(plan: Plan, stored: jax.Array, item: jax.Array, token: jax.Array) -> jax.Array:
-    """Rows of q, as [T, H, ...], out of stored [W, U, N, ...]; item and token i32[T] say where each
-    row's token is.
-    """
+    """Rows [T, H, ...] out of stored [W, U, N, ...]; item, token i32[T] say where each row is."""
     heads = np.arange(plan.group * stored.shape[1] // plan.chunks)
     in_group = heads % plan.group
     unit = heads // plan.group * plan.chunks + in_group // plan.heads

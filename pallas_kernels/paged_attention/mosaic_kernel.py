@@ -58,9 +58,7 @@ class Plan:
 
 
 def _shared(shape: tuple[int, ...], dtype: np.dtype, columns: int | None = None) -> Any:
-    """A shared-memory buffer laid out for wgmma and TMA, as for rows of `columns` numbers (default:
-    its own).
-    """
+    """A shared-memory buffer laid out for wgmma and TMA, its swizzle that of rows of `columns`."""
     bits = dtype.itemsize * 8
     swizzle = plgpu.find_swizzle((columns or shape[-1]) * bits)
     # mypy takes an inherited method without a body for an abstract one.
@@ -122,6 +120,12 @@ def kernel(
     plan: Plan,
     **shared,
 ):
+    """One thread block of the grid (work item, unit, split).
+
+    q_ref [W, U, N, D], k_ref and v_ref [P, K, B, D], table_ref i32[R, M], factor_ref f32[K] (the
+    scale of the logits), four i32[W] of a WorkList; out_ref [S, W, U, N, D], lse_ref f32[S, W, U,
+    N]. `shared` is what scratch() lists.
+    """
     del row_ref
     item, unit, split = (lax.axis_index(name) for name in ("item", "unit", "split"))
     warpgroup = lax.axis_index("warpgroup")
@@ -232,9 +236,7 @@ def _consume(q_ref, out_ref, lse_ref, factor, first_position, bounds, shared, pl
             plgpu.barrier_wait(shared[barrier])
 
     def clear_unused(v_smem, limits):
-        """Zero the rows of V outside the context: what lies there may be NaN, which a weight of
-        zero keeps.
-        """
+        """Zero the rows of V outside the context: a NaN there would outlive a weight of zero."""
 
         @pl.when((limits[0] > 0) | (limits[1] < tile.keys))
         def _():
@@ -360,10 +362,10 @@ def _visible(first_position, start, group, plan: Plan):
 
 
 def _convert(source, target, columns, plan: Plan, limits=None):
-    """Copy columns of a tile [keys, D] as numbers of the products' type, with zero for rows outside
-    limits (from, to).
+    """Copy columns of a tile [keys, D] as numbers of the products' type.
 
-    columns: a list of slices, taken one after the other for the registers' sake.
+    columns: slices, taken one after the other for the registers' sake. Rows outside limits
+    (from, to) become zero.
     """
     for part in columns:
         x = plgpu.layout_cast(source.at[:, part][...], plgpu.Layout.WGMMA)

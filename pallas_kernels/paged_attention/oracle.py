@@ -1,5 +1,4 @@
-"""The oracle: paged attention in numpy float64, one query row at a time, as one would write it on
-paper.
+"""The oracle: paged attention in numpy float64, one query row at a time, as on paper.
 
 It shares no code with any implementation, so that agreement means something. Slow on purpose.
 """
@@ -64,8 +63,9 @@ def paged_attention(
 
 
 def write_kv(rows: np.ndarray, pool: np.ndarray, slots: np.ndarray, block_size: int) -> np.ndarray:
-    """A copy of `pool` [P, K, B, D] with row t of `rows` [T, K, D] written at slots[t]; slots of
-    block 0 are skipped.
+    """A copy of `pool` [P, K, B, D] with row t of `rows` [T, K, D] written at slots[t].
+
+    Slots of block 0 are skipped.
     """
     pool = pool.copy()
     for row, slot in zip(rows, slots, strict=True):

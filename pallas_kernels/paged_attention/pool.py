@@ -1,5 +1,6 @@
-"""The KV pool: its layout, its storage type, and the in-place write. The layout is known only here
-and in the kernels.
+"""The KV pool: its layout, its storage type, and the in-place write.
+
+The layout is known only here and in the kernels.
 
 K and V are apart, each `[P, K, B, D]`: the B x D tile of one head in one block is one contiguous
 run, which is one copy for a GPU's tensor memory accelerator and one stream for a CPU. The head axis
@@ -52,8 +53,9 @@ def allocate_pool(
     platform: str | None = None,
     sharding: jax.sharding.Sharding | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """A zeroed K pool and V pool, [P, K, B, D] each, stored for `platform` (default: the default
-    backend).
+    """A zeroed K pool and V pool, [P, K, B, D] each.
+
+    Stored as `platform` wants it (default: the default backend).
     """
     stored = pool_dtype(kv_dtype, platform or jax.default_backend())
     shape = pool_shape(num_blocks, kv_heads, block_size, head_dim)
@@ -61,8 +63,9 @@ def allocate_pool(
 
 
 def quantize(x: jax.Array, kv_dtype: np.dtype, scale: Scale) -> jax.Array:
-    """Rows x [T, K, D] as numbers of `kv_dtype`: x / scale, rounded to nearest, saturating for int8
-    and fp8.
+    """Rows x [T, K, D] as numbers of `kv_dtype`: x / scale, rounded to nearest.
+
+    Saturating for int8 and fp8.
     """
     if scale is not None:
         per_head = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), (x.shape[1],))

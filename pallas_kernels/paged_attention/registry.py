@@ -1,20 +1,19 @@
-"""Implementations of paged attention by name, imported when first asked for, and the choice among
-them.
+"""Implementations of paged attention by name, imported when first asked for, and the choice.
 
 An implementation is a module (or any object) with
 
-    attend(q, k_pool, v_pool, block_tables, context_lens, query_starts, *, scale, window, soft_cap,
-    sinks, k_scale,
-           v_scale, return_lse, decode, kv_dtype)                  -> out, or (out, lse)
-    attend_and_write(q, k, v, k_pool, v_pool, block_tables, context_lens, query_starts, slots, *,
-    the same)
-                                                                   -> (out, k_pool, v_pool), or
-                                                                   ((out, lse), ...)
-    refusal(case: Case)  -> None, or why it cannot do this case
-    unavailable()        -> None, or why it cannot run in this process at all
+    attend(q, k_pool, v_pool, block_tables, context_lens, query_starts, **options)
+        -> out, or (out, lse)
+    attend_and_write(q, k, v, k_pool, v_pool, block_tables, context_lens, query_starts, slots,
+                     **options)
+        -> (out, k_pool, v_pool), or ((out, lse), k_pool, v_pool)
+    refusal(case: Case)
+        -> None, or why it cannot do this case
+    unavailable()
+        -> None, or why it cannot run in this process at all
 
-of which all but `attend` may be missing. Arguments arrive checked, and `kv_dtype` resolved to a
-numpy dtype.
+of which all but `attend` may be missing. The options are scale, window, soft_cap, sinks, k_scale,
+v_scale, return_lse, decode and kv_dtype; they arrive checked, kv_dtype as a numpy dtype.
 """
 
 import functools
@@ -94,9 +93,7 @@ def _reason_missing(name: str) -> str | None:
 
 
 def available_implementations() -> dict[str, str | None]:
-    """Every registered name, with None where it can run in this process or the reason why it
-    cannot.
-    """
+    """Every registered name, with None where it can run here or the reason why it cannot."""
     return {name: _reason_missing(name) for name in _LOADERS}
 
 
@@ -143,9 +140,7 @@ def select_impl(
 
 
 def refuse_unless_possible(name: str, case: Case | None) -> None:
-    """UnsupportedError unless the implementation `name` exists, can run in this process and accepts
-    `case`.
-    """
+    """Raise UnsupportedError unless `name` exists, can run in this process and accepts `case`."""
     implementation = get_implementation(name)
     reason = implementation.unavailable() or (case and implementation.refusal(case))
     if reason:

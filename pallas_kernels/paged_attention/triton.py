@@ -159,8 +159,9 @@ def attend(
 
 
 def compute_dtype(query: jax.typing.DTypeLike, numbers: jax.typing.DTypeLike) -> np.dtype:
-    """The type of the matrix products' operands: that of q over quantised numbers, else one that
-    holds both.
+    """The type of the products' operands.
+
+    That of q over quantised numbers, else one that holds both.
     """
     if jnp.dtype(numbers).itemsize == 1:
         return jnp.dtype(query)

@@ -35,10 +35,10 @@ def target(capability: str | None) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class TritonTile:
-    """What a thread block of triton.py takes: rows of q (tokens times heads), keys per step, warps,
-    pipeline stages.
+    """What a thread block of triton.py takes.
 
-    blocks_per_sm is how many of them a multiprocessor holds at once, for the split plan.
+    rows of q (tokens times heads), keys per step, warps, pipeline stages; blocks_per_sm is how many
+    of them a multiprocessor holds at once, for the split plan.
     """
 
     rows: int
@@ -51,8 +51,9 @@ class TritonTile:
 def triton_tile(
     capability: str, head_dim: int, heads: int, kv_bytes: int, phase: Phase
 ) -> TritonTile:
-    """The tile for `heads` query heads of one KV head. rows is at least 16, the least a tensor core
-    takes.
+    """The tile for `heads` query heads of one KV head.
+
+    rows is at least 16, the least a tensor core takes.
     """
     wide = head_dim > 128
     rows = max(16, 1 << (heads - 1).bit_length())
@@ -67,12 +68,12 @@ def triton_tile(
 
 @dataclass(frozen=True, slots=True)
 class MosaicTile:
-    """What a thread block of mosaic.py takes: keys per stage, stages of the ring, consumer
-    warpgroups.
+    """What a thread block of mosaic.py takes.
 
-    A warpgroup takes 64 rows of q, or shares them with its column_groups - 1 fellows, which take
-    other parts of head_dim. columns is how much of head_dim one accumulator spans; blocks_per_sm is
-    how many thread blocks a multiprocessor holds at once, for the split plan.
+    keys per stage, stages of the ring, consumer warpgroups. A warpgroup takes 64 rows of q, or
+    shares them with its column_groups - 1 fellows, which take other parts of head_dim. columns is
+    how much of head_dim one accumulator spans; blocks_per_sm is how many thread blocks a
+    multiprocessor holds at once, for the split plan.
     """
 
     keys: int

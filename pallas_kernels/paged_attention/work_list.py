@@ -1,5 +1,4 @@
-"""The work of one call as lists of static length: which rows of q a thread block takes, and where
-they stand.
+"""The work of one call as lists of static length: which rows of q a thread block takes.
 
 Requests with one query token are decode rows, one item each; longer chunks are cut into tiles of
 query tokens, aligned to the start of the chunk, so that a row's result does not depend on its
@@ -22,8 +21,9 @@ class WorkList(NamedTuple):
 
 
 def decode_rows(context_lens: jax.Array, live: jax.Array) -> WorkList:
-    """One item per request i32[R], its row of q being its own number; without work where not live
-    bool[R].
+    """One item per request i32[R], its row of q being its own number.
+
+    An item is without work where not live bool[R].
     """
     request = jnp.arange(context_lens.shape[0], dtype=jnp.int32)
     return WorkList(request, request, live.astype(jnp.int32), context_lens - 1)
