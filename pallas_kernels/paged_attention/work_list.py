@@ -32,11 +32,10 @@ def decode_rows(context_lens: jax.Array, live: jax.Array) -> WorkList:
 def prompt_tiles(
     query_starts: jax.Array, context_lens: jax.Array, tokens: int, tile: int
 ) -> WorkList:
-    """Tiles of up to `tile` tokens over the requests with several query tokens among `tokens` rows
-    (T).
+    """Tiles of up to `tile` tokens over the requests with several query tokens.
 
-    The list is as long as it can ever need to be: cdiv(T, tile) full tiles and one ragged tile per
-    request.
+    tokens: T. The list is as long as it can ever need to be: cdiv(T, tile) full tiles and one
+    ragged tile per request.
     """
     lengths = query_starts[1:] - query_starts[:-1]
     tiles = jnp.where(lengths > 1, (lengths + tile - 1) // tile, 0)
@@ -58,10 +57,9 @@ def prompt_tiles(
 
 
 def tiles_of_rows(query_starts: jax.Array, tokens: int, tile: int) -> tuple[jax.Array, jax.Array]:
-    """For every row of q, T of them: the item of `prompt_tiles` that holds it, and its token in the
-    item, i32[T] each.
+    """For every row of q: its item of `prompt_tiles` and its token there, i32[T] each.
 
-    Rows that no tile holds get any item.
+    tokens: T. Rows that no tile holds get any item.
     """
     row = jnp.arange(tokens, dtype=jnp.int32)
     request = jnp.searchsorted(query_starts[1:], row, side="right", method="compare_all")

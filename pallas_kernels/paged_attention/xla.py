@@ -1,5 +1,4 @@
-"""Paged attention in plain XLA: right on every platform, and the path that every other one is
-compared with.
+"""Paged attention in plain XLA: right everywhere, and what the others are compared with.
 
 Two passes, each a loop with a dynamic trip count, so that work follows the live tokens and not the
 padding: requests with one query token go together, and longer chunks go in tiles of query tokens.
@@ -37,9 +36,7 @@ class _Options(NamedTuple):
 
 
 class _Softmax(NamedTuple):
-    """Online softmax of rows [..., G, ...]: running maximum and denominator [..., rows],
-    accumulator [..., rows, D].
-    """
+    """Online softmax: running maximum and denominator [..., rows], sum of values [..., rows, D]."""
 
     peak: jax.Array
     denominator: jax.Array
@@ -212,9 +209,7 @@ def _decode_pass(
 
 
 def _padded_table(block_tables: jax.Array, block_size: int) -> tuple[jax.Array, int, int]:
-    """The block table with its width a multiple of a step's blocks, the blocks per step, and the
-    keys per step.
-    """
+    """The block table, padded to whole steps, the blocks per step, and the keys per step."""
     width = block_tables.shape[1]
     step_blocks = min(max(KEYS_PER_STEP // block_size, 1), width)
     missing = -width % step_blocks

@@ -1,3 +1,1 @@
-"""What tests, benchmarks and reports of the kernels share: batches, interpreters, compiles without
-a device.
-"""
+"""What tests, benchmarks and reports of the kernels share."""

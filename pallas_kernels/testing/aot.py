@@ -90,9 +90,7 @@ class Kernel:
 
     @property
     def blocks_per_sm(self) -> int:
-        """How many thread blocks a multiprocessor holds at once, by registers, shared memory and
-        threads.
-        """
+        """How many thread blocks a multiprocessor holds at once."""
         warps = -(-self.threads // 32)
         registers = warps * (-(-self.registers * 32 // 256) * 256)
         shared = self.shared_memory + SHARED_MEMORY_RESERVED
@@ -176,9 +174,7 @@ def compile_for_h200(
 
 
 def ptxas() -> str:
-    """The path of NVIDIA's assembler: that of the wheel, which XLA takes too, else that of the
-    system.
-    """
+    """The path of NVIDIA's assembler: that of the wheel, as XLA takes, else of the system."""
     try:
         import nvidia
 

@@ -14,8 +14,9 @@ from pallas_kernels.paged_attention.pool import pool_dtype
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One call's operands as numpy arrays, pools in their numbers' type; shapes as in
-    api.paged_attention.
+    """One call's operands as numpy arrays; shapes as in api.paged_attention.
+
+    The pools are in their numbers' type.
     """
 
     q: np.ndarray
@@ -57,12 +58,12 @@ def make_batch(
     shared_blocks: int = 0,
     seed: int = 0,
 ) -> Batch:
-    """A batch with random numbers in the live slots and poison (NaN, or the extreme int8) in every
-    other slot.
+    """A batch with random numbers in the live slots and poison in every other slot.
 
-    Blocks are shuffled; entries of a table row past its context name poisoned blocks; the first
-    `shared_blocks` blocks of every request that has them are the same. heads is (H, K). tokens, at
-    least the sum of query_lens, adds padding rows, and context 0 marks a padding request.
+    Poison is NaN, or the least int8. Blocks are shuffled; entries of a table row past its context
+    name poisoned blocks; the first `shared_blocks` blocks of every request that has them are the
+    same. heads is (H, K). tokens, at least the sum of query_lens, adds padding rows, and context 0
+    marks a padding request.
     """
     rng = np.random.default_rng(seed)
     H, K = heads

@@ -82,8 +82,9 @@ class GridCase:
 
     @property
     def tolerance(self) -> float:
-        """The largest error allowed: rounding of sums in f32, and a few ulps where numbers are
-        narrower.
+        """The largest error allowed.
+
+        Rounding of sums in f32, and a few ulps where numbers are narrower.
         """
         if self.dtype == self.kv_dtype == "float32":
             return 2e-5
@@ -162,9 +163,7 @@ def run_case(
 
 
 def check_case(case: GridCase, attend: Callable[..., Any], platform: str | None = None) -> float:
-    """Compare an implementation with the oracle; AssertionError where they differ. Returns the
-    largest error.
-    """
+    """Compare with the oracle: AssertionError where they differ, else the largest error."""
     out, lse = run_case(case, attend, platform)
     expected, expected_lse = case.batch().expected(**case.options())
     np.testing.assert_allclose(out, expected, atol=case.tolerance, err_msg=f"out of {case}")

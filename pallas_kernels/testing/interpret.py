@@ -1,8 +1,10 @@
-"""Run the GPU kernels on a CPU: Triton's by plain XLA, Mosaic's by JAX's GPU interpreter with race
-detection.
+"""Run the GPU kernels on a CPU: Triton's by plain XLA, Mosaic's by JAX's GPU interpreter.
 
-The interpreter keeps state for the life of a process, which an exception leaves dirty; the
-functions that reset it and read the races found are private in JAX, and named here only.
+The interpreter detects races, and keeps state for the life of a process, which an exception leaves
+dirty; the functions that reset it and read the races found are private in JAX, and named here only.
+Each warpgroup is a thread that may wait inside XLA's thread pool: the pool must have more threads
+than a kernel has warpgroups, or the last one never starts. Its size is that of the machine, or the
+number of fake devices that XLA_FLAGS=--xla_force_host_platform_device_count sets, if greater.
 """
 
 import functools

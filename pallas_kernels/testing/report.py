@@ -1,8 +1,6 @@
-"""Print what the compiler says about every kernel variant, and what a roofline says about each
-call.
+"""Print what the compiler says about every kernel variant, beside each call's roofline.
 
-    JAX_PLATFORMS=cpu python -m pallas_kernels.testing.report [--implementation mosaic] [--head-dim
-    128]
+    JAX_PLATFORMS=cpu python -m pallas_kernels.testing.report --implementation mosaic --head-dim 128
 
 Compiles for an H200 without one (the extra `kernels-aot`). Nothing here is a measurement of speed.
 """
@@ -77,9 +75,7 @@ def print_compiled(chosen: Iterable[Variant]) -> bool:
 
 
 def print_clocks(chosen: Iterable[Variant]) -> None:
-    """The table of clocks per key tile of the Mosaic kernel: which unit bounds it, and how near it
-    can come.
-    """
+    """The table of clocks per key tile of the Mosaic kernel: which unit bounds it."""
     header = ("variant", "phase", "tensor", "shared", "exp", "device memory", "bound")
     _print_row(header)
     _print_row(["---"] * len(header))

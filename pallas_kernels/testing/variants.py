@@ -83,9 +83,7 @@ def compile_variant(variant: Variant) -> dict[tuning.Phase, Kernel]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the canonical call of one phase must move through device memory (bytes) and compute
-    (FLOPs).
-    """
+    """What the canonical call of one phase moves through device memory, and computes."""
 
     bytes: int
     flops: int
@@ -97,8 +95,9 @@ class Cost:
 
 
 def cost(head_dim: int, kv_dtype: str, phase: tuning.Phase) -> Cost:
-    """The least that the canonical call costs, whatever the implementation: K, V and q read once,
-    out written once.
+    """The least that the canonical call costs.
+
+    K, V and q are read once, out is written once, whatever the implementation.
     """
     number = jnp.dtype(kv_dtype).itemsize
     if phase == "decode":
@@ -114,9 +113,7 @@ def cost(head_dim: int, kv_dtype: str, phase: tuning.Phase) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class TileClocks:
-    """Clocks of one multiprocessor for one key tile of the Mosaic kernel, by the unit that they
-    occupy.
-    """
+    """Clocks of one multiprocessor for one key tile of the Mosaic kernel, by unit."""
 
     tensor: float
     shared: float
@@ -129,18 +126,15 @@ class TileClocks:
 
     @property
     def in_turn(self) -> float:
-        """Clocks if the products and the softmax take turns, as they do in a thread block with one
-        consumer.
-        """
+        """Clocks if products and softmax take turns, as in a block with one consumer."""
         return max(self.tensor, self.shared) + self.exponential
 
 
 def tile_clocks(head_dim: int, kv_dtype: str, phase: tuning.Phase) -> TileClocks:
-    """The clocks of one key tile, all consumers together; memory: what the tile's bytes take at
-    full bandwidth.
+    """The clocks of one key tile, all consumers together.
 
-    A wgmma of m64 n k16 reads 64 rows of A and n of B from shared memory, 32 bytes each, and
-    computes 2 * 64 * n * 16 FLOPs.
+    memory is what the tile's bytes take at full bandwidth. A wgmma of m64 n k16 reads 64 rows of A
+    and n of B from shared memory, 32 bytes each, and computes 2 * 64 * n * 16 FLOPs.
     """
     number = jnp.dtype(kv_dtype).itemsize
     tile = tuning.mosaic_tile(head_dim, number, phase)
@@ -166,8 +160,6 @@ def tile_clocks(head_dim: int, kv_dtype: str, phase: tuning.Phase) -> TileClocks
 
 
 def useful_share(head_dim: int, kv_dtype: str) -> float:
-    """The part of the tensor cores' FLOPs in a prompt tile that the caller asked for; the rest
-    repeats QK.
-    """
+    """The part of a prompt tile's FLOPs that the caller asked for; the rest repeats QK."""
     tile = tuning.mosaic_tile(head_dim, jnp.dtype(kv_dtype).itemsize, "prompt")
     return 2 / (tile.column_groups + 1)
