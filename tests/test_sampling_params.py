@@ -78,7 +78,7 @@ def test_values_outside_are_refused_by_name_and_value(field, value):
 
 
 def test_stop_needs_text():
-    with pytest.raises(ParameterError, match="stop=.*needs detokenize=True"):
+    with pytest.raises(ParameterError, match=r"stop=.*needs detokenize=True"):
         SamplingParams(stop="x", detokenize=False)
 
 

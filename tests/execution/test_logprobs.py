@@ -8,8 +8,10 @@ RNG = np.random.default_rng(0)
 
 def reference(logits):
     x = logits.astype(np.float64)
-    return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(
-        -1, keepdims=True
+    return (
+        x
+        - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - x.max(-1, keepdims=True)
     )
 
 
