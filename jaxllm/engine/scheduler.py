@@ -124,12 +124,13 @@ class Scheduler:
         tokens = iter(result.token_ids.tolist())
         row = -1
         self._record_prompt_logprobs(plan, result)
+        finished = RequestStatus.FINISHED
         for request, samples in zip(plan.requests, plan.samples, strict=True):
             if not samples:
                 continue
             token = next(tokens)
             row += 1
-            if request.is_finished:
+            if request.status is finished:
                 continue
             request.num_in_flight -= 1
             if request.first_token_time is None:
@@ -139,7 +140,7 @@ class Scheduler:
             if result.logprobs is not None and request.params.logprobs is not None:
                 output.logprobs = [result.logprobs.row(row, token, request.params.logprobs)]
             outputs.append(output)
-            if request.num_tokens // block_size > request.num_registered_blocks:
+            if len(request.token_ids) // block_size > request.num_registered_blocks:
                 register_full_blocks(self.pool, request, block_size)
             if reason is not None:
                 any_finished |= request.status is RequestStatus.RUNNING
@@ -160,8 +161,8 @@ class Scheduler:
         return self.pool.reset_cache()
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        config = self.config
-        budget = config.max_num_batched_tokens
+        block_size = self.config.block_size
+        budget = self.config.max_num_batched_tokens
         index = 0
         while index < len(self.running) and budget > plan.num_tokens:
             request = self.running[index]
@@ -170,6 +171,10 @@ class Scheduler:
             missing = total - request.num_computed_tokens
             if missing <= 0 or total >= request.max_total_tokens:
                 # Nothing to run before a token in flight lands, or that token is the last one.
+                continue
+            if missing == 1 and request.num_computed_tokens < len(request.block_ids) * block_size:
+                # Most entries of most steps: a decode whose block has room.
+                self._plan(plan, request, 1, total)
                 continue
             count = min(self._chunk(missing), budget - plan.num_tokens)
             while not self._grow(request, request.num_computed_tokens + count):
