@@ -200,12 +200,14 @@ class Request:
         An end-of-sequence token wins over a stop id, and both over the length limit.
         """
         self.token_ids.append(token_id)
+        # A grammar that had ended left only end ids, also for a request that ignores those.
+        was_complete = self.grammar is not None and self.grammar.is_terminated
         if self.failure is None and self.grammar is not None:
             self._advance_grammar(token_id)
         if self.failure is not None:
             self.stop_reason = self.failure
             return FinishReason.ERROR
-        if self.grammar is not None and self.grammar.is_terminated:
+        if was_complete:
             return FinishReason.STOP
         if token_id in self.eos_token_ids:
             return FinishReason.STOP
