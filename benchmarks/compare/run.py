@@ -94,11 +94,14 @@ class EngineProcess:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
+        """Ends the engine; its workers too, which may outlive the process that started them."""
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGTERM)
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
+            pass
+        finally:
             self._signal(signal.SIGKILL)
             self.process.wait()
 
