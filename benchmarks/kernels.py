@@ -177,17 +177,21 @@ def time_own(workload: Workload, shape: Shape, impl: str, budget: float) -> floa
     kv = jnp.asarray(rng.standard_normal((T, shape.kv_heads, shape.head_dim)), jnp.bfloat16)
     lens = jnp.asarray(workload.contexts, jnp.int32)
     starts = jnp.asarray(np.concatenate([[0], np.cumsum(workload.queries)]), jnp.int32)
-    pools = allocate_pool(1 + int(tables.max()), shape.kv_heads, BLOCK, shape.head_dim, "bfloat16")
+    blocks = 1 + int(tables.max())
+    pools = [
+        allocate_pool(blocks, shape.kv_heads, BLOCK, shape.head_dim, "bfloat16")
+        for _ in range(layers)
+    ]
 
     def chain(pools: Any, q: jax.Array, tables: jax.Array, slots: jax.Array) -> Any:
         x, new_pools = q, []
         for layer, (k_pool, v_pool) in enumerate(pools):
-            out, *written = attend_and_write(
+            out, k_pool, v_pool = attend_and_write(
                 x, kv, kv, k_pool, v_pool, tables[layer], lens, starts, slots[layer],
                 scale=shape.head_dim**-0.5, decode=workload.decode, kv_dtype="bfloat16", impl=impl,
             )  # fmt: skip
             x = (q + 0.001 * out).astype(q.dtype)
-            new_pools.append(written)
+            new_pools.append((k_pool, v_pool))
         return new_pools, x
 
     arguments = (q, jnp.asarray(tables), jnp.asarray(slots))
