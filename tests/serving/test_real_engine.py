@@ -4,13 +4,9 @@ import concurrent.futures
 
 import pytest
 
-from jaxllm.llm import LLM
-from jaxllm.sampling_params import SamplingParams
 from tests.serving.conftest import running_server
-from tests.serving.tiny_model import ENGINE_SETTINGS
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
-SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "enforce_eager": True}
 
 
 @pytest.fixture(scope="module")
@@ -30,29 +26,21 @@ def real(model_folder):
 
 
 @pytest.mark.slow
-def test_it_answers_as_the_library_does(real, model_folder, monkeypatch):
-    monkeypatch.setenv("JAXLLM_CPU_KERNELS", "xla")
+def test_it_answers_alone_as_in_company(real):
     prompts = ["Hello", "the an in er", "x" * 70]
-    settings = {**ENGINE_SETTINGS, **SMALL, "attention_backend": "xla"}
-    llm = LLM(str(model_folder), progress=False, **settings)
-    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=2)
-    want = llm.generate(prompts, params, use_tqdm=False)
+    fields = {"max_tokens": 8, "logprobs": 2, "return_token_ids": True, **GREEDY}
+    alone = [real.complete(prompt, **fields)["choices"][0] for prompt in prompts]
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        bodies = list(
-            threads.map(
-                lambda p: real.complete(
-                    p, max_tokens=8, logprobs=2, return_token_ids=True, **GREEDY
-                ),
-                prompts,
-            )
-        )
-    for body, output in zip(bodies, want, strict=True):
-        (choice,) = body["choices"]
-        assert choice["token_ids"] == list(output.outputs[0].token_ids)
-        assert choice["text"] == output.outputs[0].text
-        assert body["usage"]["prompt_tokens"] == len(output.prompt_token_ids)
+        together = list(threads.map(lambda p: real.complete(p, **fields)["choices"][0], prompts))
+    for one, other in zip(alone, together, strict=True):
+        assert one["token_ids"] == other["token_ids"]
+        assert one["text"] == other["text"]
+        assert len(one["logprobs"]["tokens"]) == 8
+        tops = one["logprobs"]["top_logprobs"]
+        for value, top in zip(one["logprobs"]["token_logprobs"], tops, strict=True):
+            assert value == max(top.values())
     chunks = real.stream("/v1/completions", {"prompt": "Hello", "max_tokens": 8, **GREEDY})
-    assert "".join(c["choices"][0]["text"] for c in chunks) == want[0].outputs[0].text
+    assert "".join(c["choices"][0]["text"] for c in chunks) == alone[0]["text"]
     real.wait_idle()
 
 
