@@ -1,5 +1,7 @@
 """Which arithmetic a model is built with on which platform."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -16,12 +18,11 @@ def choose_ops(platform: str, num_devices: int) -> Ops:
     """
     if platform != "cpu":
         return Ops()
-    if num_devices > 1 or select_impl() == "xla":
-        return Ops(activation_dtype=jnp.float32)
-    return Ops(linear=_linear, activation_dtype=jnp.float32)
+    impl = "xla" if num_devices > 1 else select_impl()
+    return Ops(linear=functools.partial(_linear, impl), activation_dtype=jnp.float32)
 
 
-def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [..., in] times weight [out, in] through the C++ kernel."""
-    flat = linear(x.reshape(-1, x.shape[-1]), weight)
+def _linear(impl: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [..., in] times weight [out, in] by the named implementation of `linear`."""
+    flat = linear(x.reshape(-1, x.shape[-1]), weight, impl=impl)
     return flat.reshape(*x.shape[:-1], weight.shape[0])
