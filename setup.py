@@ -64,5 +64,9 @@ class PlatformWheel(bdist_wheel):
 setup(
     ext_modules=[Extension(f"{PACKAGE}._cpu_kernels", sources=[], optional=True)],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
-    package_data={PACKAGE: ["csrc/*.h", "csrc/*.cc"]},
+    package_data={
+        PACKAGE: ["csrc/*.h", "csrc/*.cc"],
+        "serving.http": ["*.html"],
+        "serving.grpc": ["*.proto", "*.binpb"],
+    },
 )

@@ -23,7 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         format="%(levelname)s %(name)s: %(message)s",
     )
     if not arguments.verbose:
-        logging.getLogger("jaxllm").setLevel(logging.WARNING if arguments.quiet else logging.INFO)
+        for name in ("jaxllm", "serving", "pallas_kernels"):
+            level = logging.WARNING if arguments.quiet else logging.INFO
+            logging.getLogger(name).setLevel(level)
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:
@@ -82,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add_serve_command(commands, parents=(common,))
     add_diagnose_command(commands, parents=(common,))
-    add_plan_command(commands)
-    add_simulate_command(commands)
+    add_plan_command(commands, parents=[common])
+    add_simulate_command(commands, parents=[common])
     return parser
 
 

@@ -102,14 +102,16 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, choices = getattr(self, field.name), _choices(field.type)
-            if choices and value is not None and value not in choices and not _is_int(value):
-                raise ConfigError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}")
             parse = field.metadata["parse"]
-            if parse is not None and value is not None:
+            if value is None:
+                continue
+            if parse is not None:
                 try:
                     object.__setattr__(self, field.name, parse(value))
                 except ValueError as error:
                     raise ConfigError(f"{field.name}: {error}") from None
+            elif choices and value not in choices:
+                raise ConfigError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}")
         for name, low in (
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
@@ -144,12 +146,19 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return tuple(choice for part in get_args(annotation) for choice in _choices(part))
 
 
+# Other names that users of vLLM type.
+ALIASES = {
+    "num_blocks": ["--num-gpu-blocks-override"],
+    "kv_cache_memory": ["--kv-cache-memory-bytes"],
+}
+
+
 def add_arguments(parser: argparse._ActionsContainer, skip: frozenset[str] = frozenset()) -> None:
     """Adds a flag per field of EngineConfig (`--max-model-len`, `--no-enable-prefix-caching`)."""
     for field in dataclasses.fields(EngineConfig):
         if field.name in skip:
             continue
-        flag = "--" + field.name.replace("_", "-")
+        flags = ["--" + field.name.replace("_", "-"), *ALIASES.get(field.name, [])]
         default = "" if field.default is None else f" (default: {field.default})"
         options: dict[str, Any] = {
             "dest": field.name,
@@ -159,7 +168,7 @@ def add_arguments(parser: argparse._ActionsContainer, skip: frozenset[str] = fro
         members = {field.type, *get_args(field.type)}
         choices = _choices(field.type)
         if bool in members:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
             continue
         if field.metadata["parse"] is not None:
             options["type"] = field.metadata["parse"]
@@ -170,7 +179,7 @@ def add_arguments(parser: argparse._ActionsContainer, skip: frozenset[str] = fro
             kind = next(kind for kind in (int, float, str) if kind in members)
             options["type"] = kind
             options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
-        parser.add_argument(flag, **options)
+        parser.add_argument(*flags, **options)
 
 
 def from_arguments(arguments: argparse.Namespace) -> EngineConfig:
