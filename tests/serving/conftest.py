@@ -92,7 +92,8 @@ class Server:
 
     def children(self):
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
+        # One that was killed stays in the list until the server has waited for it.
+        return [int(pid) for pid in path.read_text().split() if is_alive(pid)]
 
     def end(self, number=signal.SIGTERM, seconds=20):
         """Ends the server; its exit code."""
