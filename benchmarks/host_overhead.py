@@ -33,8 +33,7 @@ class NoDevice:
         width = MAX_MODEL_LEN // BLOCK_SIZE
         self.packer = BatchPacker(num_slots, width, BLOCK_SIZE, 50000)
         self.layouts = {
-            tokens: BatchLayout(num_slots, tokens, num_slots, width)
-            for tokens in (num_slots, 8192)
+            tokens: BatchLayout(num_slots, tokens, num_slots, width) for tokens in (num_slots, 8192)
         }
         self.seconds = 0.0
 
