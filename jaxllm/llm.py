@@ -113,11 +113,10 @@ class LLM:
             disable=not use_tqdm,
             postfix="0 tokens/s",
         )
-        began, num_tokens, num_done = time.monotonic(), 0, 0
+        began, num_tokens = time.monotonic(), 0
         for group, _, _, output in self._run(groups):
             num_tokens += len(output.new_token_ids)
             if group.finished:
-                num_done += 1
                 rate = num_tokens / (time.monotonic() - began)
                 bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
                 bar.update()
