@@ -1,5 +1,7 @@
 """Errors that callers see: each names the field, the offending value and what is allowed."""
 
+from collections.abc import Sequence
+
 
 class JaxLLMError(Exception):
     """Base of every error this package raises on purpose."""
@@ -17,6 +19,35 @@ class ParameterError(JaxLLMError, ValueError):
 
 class ConfigError(JaxLLMError, ValueError):
     """An engine setting cannot work with this model or machine."""
+
+
+class BusyError(JaxLLMError, RuntimeError):
+    """The weights or the pool cannot change while requests are unfinished."""
+
+    def __init__(self, action: str, num_unfinished: int):
+        self.num_unfinished = num_unfinished
+        super().__init__(
+            f"{action} with {num_unfinished} unfinished requests: let them end, or say what "
+            "becomes of them with running='abort' or running='recompute'"
+        )
+
+
+class AsleepError(JaxLLMError, RuntimeError):
+    """The engine has given its weights or its KV pool back."""
+
+
+class WeightsError(JaxLLMError, ValueError):
+    """Arrays that are not the weights of this model.
+
+    Attributes:
+      problems: one line per leaf, with its name, what it is and what is expected.
+    """
+
+    def __init__(self, problems: Sequence[str], limit: int = 10):
+        self.problems = tuple(problems)
+        more = len(self.problems) - limit
+        shown = "; ".join(self.problems[:limit]) + (f"; and {more} more" if more > 0 else "")
+        super().__init__(f"not the weights of this model: {shown}")
 
 
 class CapacityError(JaxLLMError, ValueError):

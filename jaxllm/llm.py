@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -12,15 +12,17 @@ from tqdm import tqdm
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from jaxllm.config import EngineConfig
 from jaxllm.engine.step_plan import EngineOutput
-from jaxllm.errors import CapacityError, ConfigError, ParameterError
+from jaxllm.errors import AsleepError, CapacityError, ConfigError, ParameterError
+from jaxllm.execution.parameters import FunctionalModel, Params
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams, check_against_model
 from jaxllm.sequence_group import Sequence as Sample
 from jaxllm.sequence_group import SequenceGroup
-from jaxllm.startup import start_engine
+from jaxllm.startup import start_engine, training_model
 from jaxllm.text.chat_template import encode_chat
 from jaxllm.text.input import Prompt, process_prompt
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.weights import Running, WeightControl
 
 if TYPE_CHECKING:
     from jaxllm.text.structured import GrammarCompiler
@@ -76,10 +78,13 @@ class LLM:
 
     def _start(self, config: EngineConfig, progress: bool) -> None:
         self._engine = start_engine(config, progress)
+        self._control = WeightControl(self._engine)
+        self._model: FunctionalModel | None = None
         self._ids = itertools.count()
         self._seeds = random.Random(config.seed)
         self._grammars: GrammarCompiler | None = None
-        self._aborted: list[EngineOutput] = []
+        # News that came of something else than a step.
+        self._news: list[EngineOutput] = []
 
     def generate(
         self,
@@ -104,6 +109,7 @@ class LLM:
         Raises:
           ParameterError, PromptError, GrammarError, CapacityError: a request is not valid; none
             has run.
+          AsleepError: see `sleep`.
         """
         groups = self._groups(prompts, sampling_params, priority)
         bar = tqdm(
@@ -237,7 +243,79 @@ class LLM:
     def abort(self, request_ids: str | Sequence[str]) -> None:
         """Ends running requests of a stream; their last output says "abort"."""
         ids = [request_ids] if isinstance(request_ids, str) else [*request_ids]
-        self._aborted += self._engine.core.abort(ids)
+        self._news += self._engine.core.abort(ids)
+
+    @property
+    def params(self) -> Params:
+        """The weights the engine runs with: the arrays themselves, by the checkpoint's names.
+
+        A flat dict in the checkpoint's [out, in] layout, such as
+        {"model.layers.0.self_attn.q_proj.weight": [H * D, hidden], ...}, on the engine's mesh.
+        Start training from it, but never donate these arrays: the engine reads them.
+
+        Raises:
+          AsleepError: they are not on the device.
+        """
+        return self._control.params
+
+    @property
+    def model(self) -> FunctionalModel:
+        """The network as differentiable functions of `params`: `apply`, `token_logprobs`, and
+        `module` for the Flax module."""
+        if self._model is None:
+            self._model = training_model(self._engine)
+        return self._model
+
+    def update_weights(
+        self, weights: Any, *, copy: bool = True, running: Running = "refuse"
+    ) -> None:
+        """Puts new weights in place; nothing compiles, and the prefix cache is dropped.
+
+        Args:
+          weights: a dict as `params` gives it, a nested one, a Flax NNX module or its state, or a
+            folder, hub id or file that `LLM` would load. Floats of another dtype are cast to the
+            engine's, arrays elsewhere are moved to its mesh.
+          copy: the engine takes copies, and the trainer may donate its arrays. False shares those
+            that fit as they are: no copy is made, but they must stay alive and unchanged.
+          running: what becomes of unfinished requests of a `stream`: "refuse" raises, "abort" ends
+            them, "recompute" goes on with the tokens they have and K/V of the new weights.
+
+        Raises:
+          WeightsError, CheckpointError: they do not fit; each leaf at fault is named, with what it
+            is and what is expected. The engine keeps the weights it has.
+          BusyError: requests are unfinished and `running` is "refuse".
+        """
+        self._news += self._control.update(weights, copy=copy, running=running)
+
+    def sleep(self, level: int = 1, *, running: Running = "refuse") -> None:
+        """Gives device memory back, for a trainer: the KV pool, and the weights.
+
+        Args:
+          level: 1 moves the weights to host memory, from where `wake_up` brings them back; 2
+            discards them, and `update_weights` must bring new ones.
+          running: as for `update_weights`; "recompute" resumes requests after the wake-up.
+
+        Raises:
+          ParameterError: there is no such level.
+          BusyError: requests are unfinished and `running` is "refuse".
+        """
+        self._news += self._control.sleep(level, running=running)
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Ends the sleep: "weights" come back from the host, the "kv_cache" is allocated anew.
+
+        Args:
+          tags: one of the two first, to keep memory for an update between; None for both.
+
+        Raises:
+          ParameterError: a tag is unknown.
+        """
+        self._control.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True while weights or KV pool are not on the device, when requests raise AsleepError."""
+        return self._control.is_sleeping
 
     def _process(self, prompt: Prompt, truncate: int | None) -> Any:
         return process_prompt(
@@ -255,6 +333,7 @@ class LLM:
         priority: int | Sequence[int],
     ) -> list[SequenceGroup]:
         """Checked requests; nothing is queued yet."""
+        self._control.check_awake()
         listed = _as_list(prompts)
         chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", chosen, len(listed))
@@ -312,7 +391,9 @@ class LLM:
             for _, sample in where.values():
                 core.add(sample.request)
             while where:
-                news, self._aborted = [*self._aborted, *core.step()], []
+                if core.has_unfinished:
+                    self._control.check_awake()
+                news, self._news = [*self._news, *core.step()], []
                 for output in news:
                     if output.request_id not in where:
                         continue
@@ -323,7 +404,7 @@ class LLM:
                         core.finish_early(sample.request)
                     yield group, sample, delta, output
             clean = True
-        except (GeneratorExit, CapacityError):
+        except (GeneratorExit, CapacityError, AsleepError):
             core.abort(ids)
             clean = True
             raise

@@ -17,7 +17,7 @@ from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import SchedulerConfig
 from jaxllm.execution.compilation import default_cache_dir, enable_persistent_cache
 from jaxllm.execution.mesh import HeadLayout, make_mesh
-from jaxllm.execution.ops import choose_ops
+from jaxllm.execution.ops import choose_ops, differentiable_ops
 from jaxllm.execution.parameters import FunctionalModel
 from jaxllm.execution.runner import Runner
 from jaxllm.execution.step import AttentionPlan
@@ -123,6 +123,21 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
         num_blocks=runner_config.num_blocks,
         eos_token_ids=_eos_token_ids(checkpoint, tokenizer),
         generation_config=_defaults(config, checkpoint),
+    )
+
+
+def training_model(engine: Engine) -> FunctionalModel:
+    """The engine's network built for training: functions of the same parameters that have
+    gradients."""
+    runner = engine.runner
+    mesh = runner.programs.mesh
+    some = next(iter(runner.model.abstract.values()))
+    return FunctionalModel.build(
+        find_family(engine.checkpoint.config),
+        engine.model_config,
+        some.dtype,
+        mesh,
+        differentiable_ops(mesh.devices.flat[0].platform),
     )
 
 

@@ -94,10 +94,9 @@ class EngineCore:
         if not request.is_finished:
             self.scheduler.finish(request, FinishReason.STOP)
 
-    def drain(self) -> None:
-        """Waits for the steps in flight and drops news of requests that ended meanwhile."""
-        while self._in_flight:
-            self._collect()
+    def drain(self) -> list[EngineOutput]:
+        """Waits for the steps in flight and returns their news."""
+        return [output for _ in range(len(self._in_flight)) for output in self._collect()]
 
     def reset(self) -> None:
         """Drops every request and all cached content: the state of a fresh engine.

@@ -66,11 +66,40 @@ class FunctionalModel:
         )
 
     def bind(self, params: Params) -> Any:
-        """The module with these parameters; call it inside a traced function."""
+        """The module with these parameters; the hot path does so inside a traced function."""
         state = nnx.from_flat_state(
             [(path, var.replace(params[name])) for name, (path, var) in self._variables.items()]
         )
         return nnx.merge(self._graphdef, state)
+
+    def module(self, params: Params) -> Any:
+        """The Flax module that holds these arrays, for training: `nnx.state(module)` has them under
+        the checkpoint's names, and goes to `LLM.update_weights` as it is."""
+        return self.bind(params)
+
+    def apply(
+        self, params: Params, token_ids: jax.Array, positions: jax.Array | None = None
+    ) -> jax.Array:
+        """Whole sequences without a cache, a pure function of the parameters.
+
+        Args:
+          params: name -> array, as `abstract` says; the dtype may be any float.
+          token_ids: int32 [..., S], sequences padded at their end.
+          positions: int32 [..., S]; 0 to S - 1 if not given.
+
+        Returns:
+          Logits float32 [..., S, V].
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(token_ids.shape[-1]), token_ids.shape)
+        return self.bind(params)(token_ids, positions)
+
+    def token_logprobs(self, params: Params, token_ids: jax.Array) -> jax.Array:
+        """Log probability of every token but the first given those before it: int32 [..., S] ->
+        float32 [..., S - 1], natural logarithms."""
+        logits = self.apply(params, token_ids)[..., :-1, :]
+        chosen = jnp.take_along_axis(logits, token_ids[..., 1:, None], axis=-1)[..., 0]
+        return chosen - jax.nn.logsumexp(logits, axis=-1)
 
     @property
     def head_names(self) -> tuple[str, ...]:

@@ -60,7 +60,6 @@ class Runner:
         self, model: FunctionalModel, params: Params, plan: AttentionPlan, config: RunnerConfig
     ):
         self.model = model
-        self.params = params
         self.config = config
         self.programs = Programs(model, plan, config)
         self._packer = BatchPacker(
@@ -71,11 +70,13 @@ class Runner:
         )
         if not config.enforce_eager:
             self.programs.warm_up()
-        self._head_params = {name: params[name] for name in model.head_names}
+        self.params: Params = {}
+        self._head_params: Params = {}
+        self.set_params(params)
         self._k_pools: Pools = []
         self._v_pools: Pools = []
         self._last_tokens: jax.Array
-        self._allocate()
+        self.allocate_pools()
 
     def dispatch(self, plan: StepPlan) -> DeviceStep:
         """Starts the programs of a step; does not wait for them."""
@@ -94,8 +95,27 @@ class Runner:
         """Forgets the slots, and makes the pools anew if a failed step consumed them."""
         self._packer.reset()
         held = [*self._k_pools, *self._v_pools, self._last_tokens]
-        if any(array.is_deleted() for array in held):
-            self._allocate()
+        if self.has_pools and any(array.is_deleted() for array in held):
+            self.allocate_pools()
+
+    def set_params(self, params: Params) -> None:
+        """Takes these arrays for every step from now on; {} lets go of those it has.
+
+        They must be what `model.abstract` says: the programs accept nothing else.
+        """
+        self.params = params
+        self._head_params = {name: params[name] for name in self.model.head_names if params}
+
+    @property
+    def has_pools(self) -> bool:
+        """False between `free_pools` and `allocate_pools`."""
+        return bool(self._k_pools)
+
+    def free_pools(self) -> None:
+        """Gives the pools' memory back; no step may run before `allocate_pools`."""
+        for array in (*self._k_pools, *self._v_pools):
+            array.delete()
+        self._k_pools, self._v_pools = [], []
 
     def _sample(
         self, plan: StepPlan, hidden: jax.Array, sampling: jax.Array, num_sampled: int, need: int
@@ -164,7 +184,8 @@ class Runner:
     def _put(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(array, self.programs.replicated)
 
-    def _allocate(self) -> None:
+    def allocate_pools(self) -> None:
+        """Makes zeroed pools, of the shapes the programs were compiled for."""
         config, model, programs = self.config, self.model.config, self.programs
         pools = [
             allocate_pool(
