@@ -1,4 +1,4 @@
-"""Command line: `jaxllm generate | chat | serve | diagnose | convert | plan | simulate`."""
+"""Command line: `jaxllm generate | chat | serve | diagnose | bench | convert | plan | simulate`."""
 
 import argparse
 import json
@@ -80,10 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.set_defaults(run=_convert)
     from jaxllm.planning.commands import add_plan_command, add_simulate_command
+    from serving.bench.commands import add_bench_command
     from serving.commands import add_diagnose_command, add_serve_command
 
     add_serve_command(commands, parents=(common,))
     add_diagnose_command(commands, parents=(common,))
+    add_bench_command(commands, parents=(common,))
     add_plan_command(commands, parents=[common])
     add_simulate_command(commands, parents=[common])
     return parser

@@ -1,0 +1,1 @@
+"""Load tests and timings: `jaxllm bench serve | throughput | latency | startup | sweep`."""
