@@ -1,0 +1,1 @@
+"""Scripts that measure how the server behaves under load, abuse and faults."""
