@@ -97,6 +97,10 @@ class BlockPool:
             self._hashes[block] = block_hash
             self._index[block_hash] = block
 
+    def is_cached(self, block: int) -> bool:
+        """Whether the block's content can be found by its hash."""
+        return self._hashes[block] is not None
+
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
         """How many of these (cached) blocks stand in the free list."""
         return sum(self.ref_counts[block] == 0 for block in blocks)

@@ -24,7 +24,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     Raises:
       ApiError: 413 above `limit` bytes, 408 if the client stops sending, 400 if it leaves.
     """
-    chunks: list[bytes] = []
+    body = bytearray()
     size = 0
     receive: Receive = request.receive
     while True:
@@ -37,9 +37,9 @@ async def read_body(request: Request, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size <= limit:
-            chunks.append(chunk)
+            body += chunk
         else:
-            chunks.clear()
+            body.clear()
         if not message.get("more_body", False) or size > limit * _PATIENCE:
             break
     if size > limit:
@@ -48,7 +48,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             f"the body has more than {limit} bytes (max_body_size)",
             headers={"Connection": "close"},
         )
-    return b"".join(chunks)
+    return bytes(body)
 
 
 async def decode_body[T](request: Request, kind: type[T], limit: int) -> T:

@@ -44,7 +44,7 @@ class _Choice:
     held: Delta = dataclasses.field(default_factory=Delta)
 
 
-class _Chat:
+class ChatAnswer:
     """One request: its choices, and how they are written."""
 
     def __init__(
@@ -251,10 +251,10 @@ def chat_route(context: ServerContext) -> Any:
         jobs: list[Job] = await make_jobs(context, request, body)
         stream = context.llm.submit(jobs, answer_id)
         if not body.stream:
-            chat = _Chat(context, body, stream, answer_id, model, "chat.completion")
+            chat = ChatAnswer(context, body, stream, answer_id, model, "chat.completion")
             answer = await until_disconnect(request, chat.whole(), settings.request_timeout)
             return JsonResponse(answer)
-        chat = _Chat(context, body, stream, answer_id, model, "chat.completion.chunk")
+        chat = ChatAnswer(context, body, stream, answer_id, model, "chat.completion.chunk")
         return await start_stream(request, stream, chat.events(), context)
 
     return endpoint

@@ -11,7 +11,7 @@ from serving.async_llm import Job
 from serving.http.body import to_plain
 from serving.http.context import ServerContext
 from serving.http.errors import bad_request
-from serving.http.params import check_request, make_params
+from serving.http.params import check_request, make_params, stream_interval
 from serving.http.protocol import ChatRequest, NamedTool, TokenizeRequest
 from serving.tools.parsers import PARSERS, ArrayParser, NamedToolParser
 from serving.tools.pieces import PlainText, TextParser
@@ -125,7 +125,8 @@ async def make_jobs(context: ServerContext, request: Request, body: ChatRequest)
         max_tokens=max_tokens,
         **more,
     )
-    return [Job(processed, params, body.priority or 0)]
+    interval = stream_interval(body, context.settings.stream_interval)
+    return [Job(processed, params, body.priority or 0, interval)]
 
 
 async def chat_token_ids(context: ServerContext, body: ChatRequest | TokenizeRequest) -> list[int]:

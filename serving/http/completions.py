@@ -16,7 +16,7 @@ from serving.http.context import ServerContext, Usage, usage_wishes
 from serving.http.errors import as_api_error, bad_request, error_body
 from serving.http.json_response import JsonResponse
 from serving.http.logprobs import LogprobWriter, prompt_logprobs
-from serving.http.params import check_request, make_params
+from serving.http.params import check_request, make_params, stream_interval
 from serving.http.protocol import CompletionRequest
 from serving.http.streaming import DONE, EventStream, event, until_disconnect
 from serving.sequence_stream import Delta
@@ -269,6 +269,7 @@ async def _jobs(context: ServerContext, request: Request, body: CompletionReques
         max_tokens = max_tokens or 1
         if body.logprobs is not None:
             more["prompt_logprobs"] = int(body.logprobs)
+    interval = stream_interval(body, context.settings.stream_interval)
     jobs = []
     for prompt in prompts:
         key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
@@ -284,5 +285,5 @@ async def _jobs(context: ServerContext, request: Request, body: CompletionReques
             max_tokens=max_tokens,
             **more,
         )
-        jobs.append(Job(processed, params, body.priority or 0))
+        jobs.append(Job(processed, params, body.priority or 0, interval))
     return jobs

@@ -17,6 +17,7 @@ from serving.errors import (
     OverloadedError,
     RequestFailedError,
     RequestRefusedError,
+    ServingError,
 )
 from serving.http.json_response import JsonResponse
 
@@ -32,6 +33,7 @@ _TYPES = {
     413: "RequestEntityTooLargeError",
     415: "UnsupportedMediaTypeError",
     422: "UnprocessableEntityError",
+    431: "RequestHeaderFieldsTooLargeError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
@@ -41,6 +43,10 @@ _MAX_MESSAGE = 1000
 # Clients repeat requests that failed with 500. One that breaks the engine would do so again.
 _NO_RETRY = {"x-should-retry": "false"}
 _PATH = re.compile(r"\$\.(\w+)")
+
+
+class ClientLeftError(Exception):
+    """The client closed the connection; nobody is there to answer."""
 
 
 class ApiError(Exception):
@@ -75,6 +81,8 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case TimeoutError():
+            return ApiError(504, "the request took too long")
         case ParameterError():
             return bad_request(str(error), error.field)
         case msgspec.ValidationError():
@@ -123,4 +131,22 @@ def error_response(error: ApiError) -> JsonResponse:
 
 async def handle_exception(request: Request, error: Exception) -> Response:
     """Starlette's handler for every exception of a route."""
+    if isinstance(error, ClientLeftError):
+        return Response(status_code=499)
     return error_response(as_api_error(error))
+
+
+# Starlette looks for the nearest base class; what only Exception covers it would also raise anew.
+EXCEPTION_HANDLERS: dict[Any, Any] = dict.fromkeys(
+    (
+        HTTPException,
+        TimeoutError,
+        ClientLeftError,
+        ApiError,
+        ServingError,
+        msgspec.MsgspecError,
+        ValueError,
+        Exception,
+    ),
+    handle_exception,
+)

@@ -1,4 +1,4 @@
-"""Limits on connections that uvicorn has not: slow headers, and half-open peers."""
+"""Limits on connections that uvicorn has not: slow headers, peers that vanished or do not read."""
 
 import asyncio
 import socket
@@ -7,14 +7,20 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 30.0
+# A reader that takes nothing for so long is given up.
+STALL_SECONDS = 60.0
 # Seconds idle, seconds between probes, probes: a peer that vanished is noticed after a minute.
 _KEEPALIVE = (30, 10, 3)
 
 
 class GuardedProtocol(H11Protocol):
-    """Closes a connection whose next request does not arrive whole within HEADER_SECONDS."""
+    """Closes a connection whose next request does not arrive whole within HEADER_SECONDS.
+
+    One whose peer takes nothing of an answer for STALL_SECONDS is dropped with what it was sent.
+    """
 
     _header_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -34,8 +40,17 @@ class GuardedProtocol(H11Protocol):
         elif self._header_timer is None:
             self._start_header_timer()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_stall_timer()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)
 
     def _start_header_timer(self) -> None:
@@ -51,3 +66,20 @@ class GuardedProtocol(H11Protocol):
         busy = self.cycle is not None and not self.cycle.response_complete
         if not busy and not self.transport.is_closing():
             self.transport.close()
+
+    def _watch_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._check_reader, unread)
+
+    def _check_reader(self, unread: int) -> None:
+        self._stall_timer = None
+        if self.transport.get_write_buffer_size() < unread:
+            self._watch_reader()
+        else:
+            # Closing would wait for the reader.
+            self.transport.abort()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None

@@ -11,17 +11,50 @@ from serving.http.context import ServerContext
 from serving.http.errors import ApiError, error_response
 
 # Open without a key; everything else is closed, known or not.
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/"})
+OPEN_PATHS = frozenset(
+    {"/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/openapi.json", "/"}
+)
+MAX_HEADERS = 100
+_CLOSE = {"Connection": "close"}
 _NOT_MEASURED = frozenset(
     {"/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version", "/server_info"}
 )
 
 
+class HeaderRules:
+    """Refuses very many headers (their bytes the protocol limits), and two lengths of one body."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = _header_fault(scope["headers"]) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(error)(scope, receive, send)
+
+
+def _header_fault(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    if len(headers) > MAX_HEADERS:
+        return ApiError(431, f"more than {MAX_HEADERS} headers", headers=_CLOSE)
+    names = {name for name, _ in headers}
+    if b"transfer-encoding" in names and b"content-length" in names:
+        # A proxy that believes the other one sees another request in the rest.
+        return ApiError(
+            400, "Transfer-Encoding and Content-Length exclude each other", None, _CLOSE
+        )
+    return None
+
+
 class Authentication:
     """Demands one of the API keys on every path but the open ones."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]):
+    def __init__(
+        self, app: ASGIApp, keys: tuple[str, ...], open_paths: frozenset[str] = OPEN_PATHS
+    ):
         self._app = app
+        self._open_paths = open_paths
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -29,7 +62,7 @@ class Authentication:
             scope["type"] != "http"
             or not self._digests
             or scope["method"] == "OPTIONS"
-            or get_route_path(scope) in OPEN_PATHS
+            or get_route_path(scope) in self._open_paths
         ):
             await self._app(scope, receive, send)
             return

@@ -14,7 +14,8 @@ from serving.http.protocol import SamplingFields
 
 MAX_STOP_STRINGS = 4
 MAX_N = 1024
-PRIORITY_BOUND = 2**63
+# An interval that no output reaches.
+WHOLE = 2**63
 _REQUEST_ID = re.compile(r"[\w.:@+=-]{1,128}", re.ASCII)
 # Fields that go to SamplingParams under their own name.
 _PASSED = (
@@ -94,10 +95,19 @@ def make_params(
     return params
 
 
+def stream_interval(request: SamplingFields, least: int) -> int:
+    """Tokens from one piece of the answer to the next; only the end counts without a stream."""
+    if not request.stream:
+        return WHOLE
+    return max(least, request.stream_interval or 1)
+
+
 def check_request(request: SamplingFields) -> None:
     """What can be said of the common fields before the prompt is looked at."""
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options needs stream", "stream_options")
+    if request.stream_interval is not None and request.stream_interval < 1:
+        raise bad_request("must be at least 1", "stream_interval")
     if request.use_beam_search:
         raise bad_request("beam search is not supported", "use_beam_search")
     if request.vllm_xargs:
@@ -108,8 +118,6 @@ def check_request(request: SamplingFields) -> None:
         raise bad_request("only 'left' is supported", "truncation_side")
     if request.request_id is not None and not _REQUEST_ID.fullmatch(request.request_id):
         raise bad_request("1 to 128 of A-Z a-z 0-9 _ . : @ + = -", "request_id")
-    if request.priority is not None and not -PRIORITY_BOUND <= request.priority < PRIORITY_BOUND:
-        raise bad_request("must fit 64 bits", "priority")
     try:
         check_cache_salt(request.cache_salt)
     except PromptError as error:

@@ -1,14 +1,16 @@
 """Bodies of requests, as types: unknown fields are accepted, wrong types are not.
 
-None stands for "not given" throughout, since clients send null for it. Ranges are checked where the
-values are used.
+None stands for "not given" throughout, since clients send null for it. Every integer has a bound,
+so that none outgrows the engine's; the narrower ranges are checked where the values are used.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-type Ints = list[int]
+type Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+type Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+type TokenIds = Annotated[list[Int32], msgspec.Meta(max_length=2**20)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -20,28 +22,28 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """What completions and chats have in common."""
 
     model: str | None = None
-    n: int | None = None
+    n: Int32 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
+    seed: Int64 | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: Ints | None = None
+    stop_token_ids: TokenIds | None = None
     bad_words: list[str] | None = None
-    allowed_token_ids: Ints | None = None
+    allowed_token_ids: TokenIds | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
+    min_tokens: Int32 | None = None
+    max_tokens: Int64 | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: Int32 | None = None
+    truncate_prompt_tokens: Int32 | None = None
     truncation_side: str | None = None
     add_special_tokens: bool | None = None
     skip_reading_prefix_cache: bool | None = None
@@ -49,8 +51,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Int32 | None = None
     echo: bool | None = None
-    priority: int | None = None
+    priority: Int64 | None = None
     request_id: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
@@ -59,7 +62,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     length_penalty: float | None = None
     logprob_token_ids: Any = None
     repetition_detection: Any = None
-    thinking_token_budget: int | None = None
+    thinking_token_budget: Int32 | None = None
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
     user: str | None = None
@@ -69,8 +72,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any] | None = None
-    logprobs: int | bool | None = None
-    best_of: int | None = None
+    logprobs: Int32 | bool | None = None
+    best_of: Int32 | None = None
     suffix: str | None = None
     prompt_embeds: Any = None
 
@@ -100,9 +103,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int32 | None = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -133,5 +136,5 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
-    tokens: Ints
+    tokens: TokenIds
     model: str | None = None

@@ -103,6 +103,27 @@ def small_routes(context: ServerContext) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(llm.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{model:path}", model, methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/livez", live, methods=["GET"]),
+        Route("/readyz", ready, methods=["GET"]),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/load", load, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/server_info", server_info_route(context), methods=["GET"]),
+    ]
+
+
+def server_info_route(context: ServerContext) -> Any:
+    """The endpoint that tells the limits and defaults in force."""
+    llm = context.llm
+
     async def server_info(request: Request) -> Response:
         llm.check_ready()
         engine = llm.description
@@ -120,21 +141,7 @@ def small_routes(context: ServerContext) -> list[Route]:
             }
         )
 
-    return [
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{model:path}", model, methods=["GET"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
-        Route("/health", health, methods=["GET"]),
-        Route("/livez", live, methods=["GET"]),
-        Route("/readyz", ready, methods=["GET"]),
-        Route("/ping", health, methods=["GET", "POST"]),
-        Route("/version", version, methods=["GET"]),
-        Route("/load", load, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-        Route("/server_info", server_info, methods=["GET"]),
-    ]
+    return server_info
 
 
 def _card(context: ServerContext, name: str) -> dict[str, Any]:

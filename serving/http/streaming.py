@@ -8,16 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from serving.http.errors import ClientLeftError
 from serving.http.json_response import encode
 
 DONE = b"data: [DONE]\n\n"
 PING_SECONDS = 15.0
-# A reader that takes nothing for so long is given up.
-STALL_SECONDS = 60.0
-
-
-class ClientLeftError(Exception):
-    """The client closed the connection; nobody is there to answer."""
 
 
 def event(data: Any) -> bytes:
@@ -110,8 +105,7 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        async with asyncio.timeout(STALL_SECONDS):
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _ping(self, send: Send) -> None:
         """Comments keep proxies from closing a stream in which nothing happens."""

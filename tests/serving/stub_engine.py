@@ -37,9 +37,13 @@ class Settings:
     exit_on: int | None = None
     # Output of every request, as bytes; without it a hash of the past decides.
     script: str | None = None
+    # Tokens that cost nothing to make: letters by their place.
+    quick: bool = False
 
 
 def next_token(settings: Settings, request: Request, position: int) -> int:
+    if settings.quick:
+        return TOKEN_OF_BYTE[97 + position % 26]
     tokens = request.token_ids[:position]
     bias = request.params.logit_bias or {}
     for token, value in bias.items():

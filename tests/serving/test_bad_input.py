@@ -26,6 +26,9 @@ VALUES = [
     {"n": True},
     {"max_tokens": -1},
     {"max_tokens": "ten"},
+    {"max_tokens": 2**63},
+    {"max_tokens": 10**30},
+    {"stream_interval": 0},
     {"min_tokens": -1},
     {"min_tokens": 5, "max_tokens": 4},
     {"prompt_logprobs": 21},
@@ -209,7 +212,7 @@ def test_headers_are_limited(server):
     assert server.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("value", [2**31, 2**63, 10**30])
+@pytest.mark.parametrize("value", [2**31, 2**63 - 1])
 def test_a_huge_limit_is_cut_to_the_context(server, value):
     fields = {"max_tokens": value, "logit_bias": {"1": 100}, "temperature": 0}
     assert server.complete(**fields)["usage"]["completion_tokens"] == 1

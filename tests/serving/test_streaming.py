@@ -1,6 +1,8 @@
 """Streams join to what is not streamed, end once, and end early when the client leaves."""
 
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -118,8 +120,6 @@ def test_a_client_that_leaves_ends_its_request(launch):
     # One that is not streamed.
     request = server.client.build_request("POST", "/v1/completions", json=long)
     body = request.read()
-    import socket
-
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -129,3 +129,58 @@ def test_a_client_that_leaves_ends_its_request(launch):
     server.wait_idle(3)
     assert server.metric("request_success_total", finished_reason="abort") == 17
     assert json.loads(body)["max_tokens"] == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_stream_interval(server, path):
+    body = {**CHAT, "prompt": "Hello", "max_tokens": 20, "return_token_ids": True, **GREEDY}
+    every, eighth = (
+        [
+            choice
+            for chunk in server.stream(path, {**body, **more})
+            for choice in chunk["choices"]
+            if choice.get("token_ids")
+        ]
+        for more in ({}, {"stream_interval": 8})
+    )
+    # The first and the last piece come whenever they are ready.
+    assert [len(choice["token_ids"]) for choice in eighth] == [1, 8, 8, 3]
+    assert [i for c in eighth for i in c["token_ids"]] == [i for c in every for i in c["token_ids"]]
+
+
+def test_the_servers_interval_is_the_least(launch):
+    server = launch("--stream-interval=5")
+    body = {"prompt": "Hello", "max_tokens": 12, "return_token_ids": True, **GREEDY}
+    chunks = server.stream("/v1/completions", {**body, "stream_interval": 2})
+    assert [len(c["choices"][0]["token_ids"]) for c in chunks] == [1, 5, 5, 1]
+
+
+def test_a_reader_that_does_not_read_holds_nothing_up(launch):
+    server = launch(stub={"step_seconds": 0.002})
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(
+        {"prompt": "x", "max_tokens": 480, "logprobs": 20, "stream": True, "n": 4, "temperature": 1}
+        | {"ignore_eos": True}
+    ).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    with socket.socket() as stalled:
+        # So small a window fills at once.
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((host, int(port)))
+        stalled.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        while server.metric("num_requests_running") < 4:
+            pass
+        before = memory(server)
+        want = server.complete(max_tokens=100, **GREEDY)["choices"][0]["text"]
+        server.wait_idle(20)
+        # All of it was generated, and what was not read is kept once.
+        assert server.metric("request_success_total", finished_reason="length") == 5
+        assert memory(server) - before < 16 * 2**20
+        assert server.complete(max_tokens=100, **GREEDY)["choices"][0]["text"] == want
+
+
+def memory(server):
+    for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
