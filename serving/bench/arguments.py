@@ -73,15 +73,20 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, num_prompts: int = 10
     )
 
 
+def check_num_prompts(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError where there would be no request."""
+    if arguments.num_prompts < 1:
+        raise ConfigError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
+
+
 def requests_from(arguments: argparse.Namespace, tokenizer: TextCodec | None) -> list[BenchRequest]:
     """The requests that the flags ask for.
 
     Raises:
       ConfigError: a flag or the file cannot be used.
     """
+    check_num_prompts(arguments)
     count, seed = arguments.num_prompts, arguments.seed
-    if count < 1:
-        raise ConfigError(f"--num-prompts {count}: must be at least 1")
     if arguments.dataset_name == "random":
         lengths = RandomLengths(
             _first(arguments.input_len, arguments.random_input_len),
@@ -148,6 +153,9 @@ def open_tokenizer(model: str) -> "Tokenizer":
     try:
         if model in PACKAGED or (path.is_dir() and not (path / "tokenizer.json").exists()):
             path = resolve(model, progress=False).path
+        if not path.exists() and model.count("/") != 1:
+            # Served under a name of its own; a hub id has one slash.
+            raise ConfigError("no such file, folder or hub id")
         kind = "gguf" if path.suffix == ".gguf" else "safetensors"
         return load_tokenizer(path if path.exists() else model, format=kind)
     except (ValueError, OSError) as error:

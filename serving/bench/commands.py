@@ -40,7 +40,6 @@ def add_bench_command(commands: Any, parents: Sequence[argparse.ArgumentParser] 
     )
     benchmarks = parser.add_subparsers(required=True, metavar="BENCHMARK", parser_class=_LateParser)
     for name, text in _BENCHMARKS.items():
-        benchmark = benchmarks.add_parser(
-            name, parents=list(parents), help=text, description=f"Measure {text}."
-        )
+        options: dict[str, Any] = {"parents": parents, "help": text}
+        benchmark = benchmarks.add_parser(name, description=f"Measure {text}.", **options)
         benchmark.module = f"serving.bench.{name}_command"

@@ -144,7 +144,7 @@ def sharegpt_requests(
         raise DatasetError(f"{path}: not a list of conversations")
     if tokenizer is None and output_len is None:
         raise DatasetError("sharegpt without a tokenizer needs --sharegpt-output-len")
-    requests = []
+    requests: list[BenchRequest] = []
     for place in _order(len(content), seed, shuffle):
         if len(requests) == count:
             break

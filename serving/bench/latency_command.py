@@ -57,13 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
         llm.generate(prompts, params, use_tqdm=False)
         if index >= arguments.num_iters_warmup:
             latencies.append(time.perf_counter() - began)
+    percentiles = {str(p): float(np.percentile(latencies, p)) for p in PERCENTILES}
     result = {
         "model_id": engine_config(arguments).model,
         "avg_latency": float(np.mean(latencies)),
         "latencies": latencies,
-        "percentiles": {str(p): float(np.percentile(latencies, p)) for p in PERCENTILES},
+        "percentiles": percentiles,
     }
-    spread = ", ".join(f"p{p} {value:.4f}" for p, value in result["percentiles"].items())
+    spread = ", ".join(f"p{p} {value:.4f}" for p, value in percentiles.items())
     print(f"seconds per batch: mean {result['avg_latency']:.4f}, {spread}")
     if arguments.output_json is not None:
         report.write_json(arguments.output_json, result)

@@ -20,7 +20,7 @@ async def run_load(
     max_concurrency: int | None = None,
     num_warmups: int = 0,
     request_id_prefix: str = "bench-",
-    on_done: Callable[[], None] = lambda: None,
+    on_done: Callable[[], object] = lambda: None,
 ) -> tuple[list[Timeline], float]:
     """Sends every request when its time has come and a place is free.
 

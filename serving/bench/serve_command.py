@@ -107,6 +107,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     metadata = _pairs("--metadata", arguments.metadata)
     if arguments.max_concurrency is not None and arguments.max_concurrency < 1:
         raise ConfigError(f"--max-concurrency {arguments.max_concurrency}: must be at least 1")
+    flags.check_num_prompts(arguments)
     arrivals = arrival_times(
         arguments.num_prompts,
         arguments.request_rate,
