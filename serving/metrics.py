@@ -46,6 +46,7 @@ class RequestTimes:
 
     Attributes:
       is_first_sample: of the n samples of its prompt, the one that stands for the parameters.
+      finish_reason: None while it runs.
     """
 
     arrival: float
@@ -58,6 +59,7 @@ class RequestTimes:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    finish_reason: str | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -261,6 +263,7 @@ class Metrics:
 
     def finish(self, times: RequestTimes, reason: str, now: float) -> None:
         """A sequence has ended."""
+        times.finish_reason = reason
         self.success[reason].inc()
         if reason not in ("stop", "length") or times.first_token is None:
             return

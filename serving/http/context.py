@@ -12,6 +12,7 @@ from serving.async_llm import AsyncLLM, GenerationStream
 from serving.http.errors import ApiError, bad_request
 from serving.http.protocol import SamplingFields
 from serving.http.settings import ServeConfig
+from serving.tracing import Tracing
 
 
 @dataclasses.dataclass(slots=True)
@@ -23,6 +24,7 @@ class ServerContext:
       chat_template: overrides the tokenizer's, None for that one.
       tool_parser: name of the parser of tool calls, None where none fits the model.
       server_load: requests to generating routes that are open now.
+      tracing: makes a span of each request, None where none is wanted.
     """
 
     llm: AsyncLLM
@@ -32,6 +34,7 @@ class ServerContext:
     chat_template: str | None = None
     tool_parser: str | None = None
     server_load: int = 0
+    tracing: Tracing | None = None
     started: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
     def check_model(self, model: str | None) -> str:
