@@ -23,12 +23,15 @@ from serving.engine.messages import Abort, Add, Description, LogprobRow, StepNew
 from serving.engine.supervisor import RestartPolicy, Supervisor
 from serving.errors import (
     NotReadyError,
+    OverloadedError,
     RequestFailedError,
     RequestRefusedError,
     ServingError,
 )
 from serving.metrics import Metrics, RequestTimes
 from serving.sequence_stream import Delta, SequenceStream
+from serving.tracing import note_submitted
+from serving.weights import ServedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +43,16 @@ _NEWS_PER_SLICE = 128
 
 @dataclasses.dataclass(slots=True)
 class Job:
-    """A prompt with its parameters, ready for the engine."""
+    """A prompt with its parameters, ready for the engine.
+
+    Attributes:
+      interval: tokens of a sample from one delta to the next, but for the first and the last one.
+    """
 
     prompt: ProcessedPrompt
     params: SamplingParams
     priority: int = 0
+    interval: int = 1
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,7 +70,7 @@ class PromptState:
 
 
 class _Sequence:
-    __slots__ = ("choice", "prompt", "request", "stream", "times")
+    __slots__ = ("began", "choice", "held", "prompt", "request", "stream", "times")
 
     def __init__(
         self,
@@ -77,6 +85,18 @@ class _Sequence:
         self.choice = choice
         self.stream = stream
         self.times = times
+        self.held = Delta()
+        self.began = False
+
+    def give(self, delta: Delta) -> None:
+        """Passes news on, as often as the job wants them."""
+        self.held.merge(delta)
+        interval = self.prompt.job.interval
+        if self.began and delta.finish_reason is None and len(self.held.token_ids) < interval:
+            return
+        self.began = True
+        held, self.held = self.held, Delta()
+        self.request.put(self.choice, held)
 
 
 class GenerationStream:
@@ -143,6 +163,7 @@ class AsyncLLM:
     Attributes:
       tokenizer: None with skip_tokenizer_init.
       metrics: counters and gauges for Prometheus.
+      weights: sleep, wake-up and new weights.
     """
 
     def __init__(
@@ -161,6 +182,7 @@ class AsyncLLM:
         self.tokenizer: Tokenizer | None = None
         self.draining = False
         self.paused = False
+        self.weights = ServedWeights(self.call)
         self._sequences: dict[str, _Sequence] = {}
         self._ids = itertools.count()
         self._seeds = random.Random(config.seed)
@@ -171,7 +193,7 @@ class AsyncLLM:
             restarts or RestartPolicy(),
             on_news=self._news.put_nowait,
             on_loss=self._fail_all,
-            has_work=lambda: bool(self._sequences) and not self.paused,
+            has_work=lambda: bool(self._sequences) and not self._is_halted,
             hang_timeout=hang_timeout,
             progress=progress,
             engine_module=engine_module,
@@ -218,11 +240,38 @@ class AsyncLLM:
 
     def check_ready(self) -> None:
         """Raises NotReadyError with the reason if no request can be taken now."""
+        self._check_started()
+        if self.weights.is_sleeping:
+            raise NotReadyError("the engine sleeps; wake it up first")
+
+    @property
+    def _is_halted(self) -> bool:
+        """The engine ends no step now, and need not."""
+        return self.paused or self.weights.is_sleeping or self.weights.is_changing
+
+    def _check_started(self) -> None:
         if self.draining:
             raise NotReadyError("the server is shutting down")
         self._supervisor.check_ready()
         if self._handler is None:
             raise NotReadyError("the tokenizer is being loaded")
+
+    def check_door(self) -> None:
+        """Raises what any request would meet now, before work is spent on it.
+
+        Raises:
+          NotReadyError: there is no engine to take it.
+          OverloadedError: not even the smallest request would be let in.
+        """
+        self.check_ready()
+        self._admit(1, 0)
+
+    def _admit(self, count: int, tokens: int) -> None:
+        try:
+            self._admission.admit(count, tokens)
+        except OverloadedError as error:
+            self.metrics.count_rejection(error.reason)
+            raise
 
     async def process_prompt(self, prompt: Prompt, **options: Any) -> ProcessedPrompt:
         """`text.input.process_prompt` with this model's limits; long texts in a thread."""
@@ -252,11 +301,7 @@ class AsyncLLM:
             check_token_ids(job.params, vocab_size)
         count = sum(job.params.n for job in jobs)
         tokens = sum(len(job.prompt.token_ids) * job.params.n for job in jobs)
-        try:
-            self._admission.admit(count, tokens)
-        except ServingError as error:
-            self.metrics.count_rejection(getattr(error, "reason", "unknown"))
-            raise
+        self._admit(count, tokens)
         request = GenerationStream(self, request_id, [PromptState(job) for job in jobs])
         now = time.monotonic()
         choice = 0
@@ -287,6 +332,8 @@ class AsyncLLM:
                     )
                 )
                 choice += 1
+        sent = [sequence.times for sequence in request.running.values()]
+        note_submitted(request_id, jobs[0].params, sent)
         return request
 
     async def generate(
@@ -321,7 +368,7 @@ class AsyncLLM:
         }
         for request in found.values():
             for sequence in list(request.running.values()):
-                request.put(sequence.choice, Delta(finish_reason="abort"))
+                sequence.give(Delta(finish_reason="abort"))
             request.close()
         return len(found)
 
@@ -334,10 +381,15 @@ class AsyncLLM:
         await self.call("resume")
         self.paused = False
 
-    async def call(self, name: str) -> Any:
-        """Runs a control function of the engine."""
-        self.check_ready()
-        return await self._supervisor.call(name)
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """Runs a control function of the engine, which may be asleep.
+
+        Raises:
+          NotReadyError, EngineDeadError: there is no engine to do it.
+          ControlError: it could not.
+        """
+        self._check_started()
+        return await self._supervisor.call(name, **arguments)
 
     async def close(self) -> None:
         """Ends the engine process; requests in flight get an error."""
@@ -393,7 +445,7 @@ class AsyncLLM:
                 self._forget(output.request_id, sequence)
                 if output.finish_reason is None:
                     self._supervisor.send(Abort([output.request_id]))
-            sequence.request.put(sequence.choice, delta)
+            sequence.give(delta)
             if count % _NEWS_PER_SLICE == 0:
                 await asyncio.sleep(0)
         if step_tokens:
@@ -417,6 +469,7 @@ class AsyncLLM:
             self._news.get_nowait()
         self._admission.clear()
         self.paused = False
+        self.weights.forget()
         self.metrics.engine_lost()
 
     def _forget(self, internal_id: str, sequence: _Sequence) -> None:

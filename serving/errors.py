@@ -33,6 +33,19 @@ class RequestRefusedError(ServingError):
     """The engine refuses a request that can never run."""
 
 
+class ControlError(ServingError):
+    """A control function could not do what it was asked.
+
+    Attributes:
+      fault: "argument" (what was asked for is wrong), "state" (not now: requests run, the engine
+        sleeps), "missing" (no such thing), "denied" (not allowed here) or "engine".
+    """
+
+    def __init__(self, message: str, fault: str):
+        self.fault = fault
+        super().__init__(message)
+
+
 class OverloadedError(ServingError):
     """Admission control refuses a request.
 

@@ -33,7 +33,7 @@ from serving.engine.messages import (
     Stop,
 )
 from serving.engine.parent import COMPILING
-from serving.errors import EngineDeadError, EngineStartError
+from serving.errors import ControlError, EngineDeadError, EngineStartError
 
 logger = logging.getLogger(__name__)
 
@@ -138,13 +138,18 @@ class EngineClient:
             self._loop.call_soon(self._flush)
         self._outbox.append(command)
 
-    async def call(self, name: str) -> Any:
-        """Runs a control function in the engine and returns its result."""
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """Runs a control function in the engine and returns its result.
+
+        Raises:
+          ControlError: it failed.
+          EngineDeadError: the engine ended before it answered.
+        """
         if self._dead:
             raise EngineDeadError("the engine process is gone")
         call_id = len(self._replies) and max(self._replies) + 1
         future = self._replies[call_id] = self._loop.create_future()
-        self.send(Call(call_id, name))
+        self.send(Call(call_id, name, arguments))
         try:
             return await future
         finally:
@@ -201,7 +206,7 @@ class EngineClient:
                     if news.error is None:
                         future.set_result(news.result)
                     else:
-                        future.set_exception(ValueError(news.error))
+                        future.set_exception(ControlError(news.error, news.fault))
 
     def _flush(self) -> None:
         commands, self._outbox = self._outbox, []

@@ -43,6 +43,7 @@ class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
 
     call_id: int
     name: str
+    arguments: dict[str, Any] = {}
 
 
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
@@ -87,9 +88,12 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 
 
 class Reply(msgspec.Struct, tag="reply", array_like=True, frozen=True):
+    """What a control function gave, or why it failed and whose fault that is (ControlError)."""
+
     call_id: int
     result: Any
     error: str | None = None
+    fault: str = "argument"
 
 
 class LogprobRow(msgspec.Struct, array_like=True, frozen=True):

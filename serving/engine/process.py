@@ -20,6 +20,7 @@ import zmq
 from jaxllm.engine.request import FinishReason
 from jaxllm.engine.step_plan import EngineOutput
 from jaxllm.sampling_params import SamplingParams
+from serving.engine.block_map import block_runs
 from serving.engine.messages import (
     Abort,
     Add,
@@ -42,6 +43,7 @@ from serving.engine.parent import die_with_parent, start_pulse
 from serving.engine.plan_recorder import PlanRecorder
 from serving.engine.request_factory import RequestFactory
 from serving.engine.rows import logprob_rows, prompt_logprob_rows
+from serving.engine.weights import EngineWeights, fault_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ class EngineLoop:
         # Requests that wait for their grammar.
         self._compiling: dict[str, tuple[Add, SamplingParams, Future[Any]]] = {}
         self._paused = False
+        self._weights = EngineWeights(engine, self._give)
         self._failed_in_a_row = 0
         self._compiled = _compile_counter()
         self._lost_preemptions = self._lost_queries = self._lost_hits = 0
@@ -103,8 +106,8 @@ class EngineLoop:
         """Until a Stop command."""
         core = self._core
         while True:
-            idle = self._paused or not core.has_unfinished
-            if idle and not self._paused:
+            idle = self._is_halted or not core.has_unfinished
+            if idle and not self._is_halted:
                 core.drain()
             wait = 0 if not idle else _COMPILE_POLL_MS if self._compiling else _IDLE_POLL_MS
             for command in self._channel.receive(wait):
@@ -113,7 +116,7 @@ class EngineLoop:
                 self._serve(command)
             if self._compiling:
                 self._add_compiled()
-            if core.has_unfinished and not self._paused:
+            if core.has_unfinished and not self._is_halted:
                 self._step()
             elif self._refused or self._outputs:
                 self._send(None)
@@ -125,7 +128,7 @@ class EngineLoop:
             for request_id in command.request_ids:
                 self._compiling.pop(request_id, None)
             self._core.abort(command.request_ids)
-            if self._paused or not self._core.has_unfinished:
+            if self._is_halted or not self._core.has_unfinished:
                 # No step follows that would tell of the freed blocks.
                 self._send(None)
         elif isinstance(command, Call):
@@ -154,18 +157,35 @@ class EngineLoop:
                 self._refused.append(Refused(command.request_id, str(error)))
 
     def _call(self, command: Call) -> None:
-        functions = {
+        functions: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": self._core.reset_prefix_cache,
             "pause": lambda: self._pause(True),
             "resume": lambda: self._pause(False),
             "preempt_and_reset_prefix_cache": lambda: self._core.reset_prefix_cache(True),
+            "block_runs": lambda: block_runs(self._core.scheduler.pool),
         }
-        function = functions.get(command.name)
+        function = (functions | self._weights.functions).get(command.name)
         if function is None:
             reply = Reply(command.call_id, None, f"no function {command.name!r}")
         else:
-            reply = Reply(command.call_id, function())
+            try:
+                reply = Reply(command.call_id, function(**command.arguments))
+            except Exception as error:
+                fault = fault_of(error)
+                if fault == "engine":
+                    logger.exception("%s failed", command.name)
+                reply = Reply(command.call_id, None, str(error), fault)
         self._channel.send(reply)
+
+    @property
+    def _is_halted(self) -> bool:
+        """No step is started, whatever waits."""
+        return self._paused or self._weights.is_sleeping
+
+    def _give(self, outputs: list[EngineOutput]) -> None:
+        """Sends news that came of a control function."""
+        self._outputs += [_output(output) for output in outputs]
+        self._send(None)
 
     def _pause(self, pause: bool) -> bool:
         self._paused = pause

@@ -97,10 +97,10 @@ class Supervisor:
         if self._client is not None:
             self._client.send(command)
 
-    async def call(self, name: str) -> Any:
+    async def call(self, name: str, **arguments: Any) -> Any:
         if self._client is None:
             raise NotReadyError("there is no engine")
-        return await self._client.call(name)
+        return await self._client.call(name, **arguments)
 
     def kill(self) -> None:
         """Ends the engine process at once."""

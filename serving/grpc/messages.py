@@ -1,15 +1,17 @@
 """Classes of the messages in jaxllm.proto, made from its compiled description.
 
-A test checks that the description, `jaxllm.binpb`, is current. It is what this command writes:
+A test checks that the description, `jaxllm.binpb`, and the types in `messages.pyi` are current.
+They are what this command writes (the types between a head and a line of their own):
 
     python -m grpc_tools.protoc -I. --descriptor_set_out=serving/grpc/jaxllm.binpb \\
-        serving/grpc/jaxllm.proto
+        --pyi_out=. serving/grpc/jaxllm.proto
 """
 
 from importlib import resources
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.internal import enum_type_wrapper
 
 FILE = "serving/grpc/jaxllm.proto"
 
@@ -35,6 +37,7 @@ def _message(name: str) -> Any:
     return _CLASSES[f"jaxllm.{name}"]
 
 
+Running = enum_type_wrapper.EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["Running"])
 Empty = _message("Empty")
 TokenIds = _message("TokenIds")
 Prompt = _message("Prompt")
@@ -56,5 +59,11 @@ ServerInfo = _message("ServerInfo")
 ModelInfo = _message("ModelInfo")
 AbortRequest = _message("AbortRequest")
 AbortResponse = _message("AbortResponse")
+SleepRequest = _message("SleepRequest")
+WakeUpRequest = _message("WakeUpRequest")
+WeightsHeader = _message("WeightsHeader")
+TensorChunk = _message("TensorChunk")
+UpdateWeightsRequest = _message("UpdateWeightsRequest")
+UpdateWeightsResponse = _message("UpdateWeightsResponse")
 ResetPrefixCacheRequest = _message("ResetPrefixCacheRequest")
 ResetPrefixCacheResponse = _message("ResetPrefixCacheResponse")

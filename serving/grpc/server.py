@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from jaxllm.errors import ConfigError
 from serving.async_llm import AsyncLLM
 from serving.errors import (
+    ControlError,
     EngineDeadError,
     NotReadyError,
     OverloadedError,
@@ -21,6 +22,7 @@ from serving.errors import (
 )
 from serving.grpc import messages as pb
 from serving.grpc.service import Control, Inference
+from serving.weights import WeightAccess
 
 _HEALTH_SECONDS = 0.5
 _MAX_MESSAGE = 64 * 2**20
@@ -39,6 +41,14 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """The status that tells a client what kind of fault it was."""
     code = grpc.StatusCode
     match error:
+        case ControlError():
+            faults = {
+                "argument": code.INVALID_ARGUMENT,
+                "state": code.FAILED_PRECONDITION,
+                "missing": code.NOT_FOUND,
+                "denied": code.PERMISSION_DENIED,
+            }
+            return faults.get(error.fault, code.INTERNAL), str(error)
         case OverloadedError():
             return code.RESOURCE_EXHAUSTED, str(error)
         case NotReadyError() | EngineDeadError():
@@ -55,12 +65,21 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 class GrpcServer:
     """Serves Inference and Control of one AsyncLLM."""
 
-    def __init__(self, llm: AsyncLLM, names: tuple[str, ...], keys: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        names: tuple[str, ...],
+        keys: tuple[str, ...] = (),
+        access: WeightAccess = WeightAccess(),  # noqa: B008 - frozen
+    ):
         self._llm = llm
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_Keys(keys)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        implementations = {"Inference": Inference(llm), "Control": Control(llm, names)}
+        implementations = {
+            "Inference": Inference(llm),
+            "Control": Control(llm, names, access),
+        }
         for name, implementation in implementations.items():
             self._server.add_generic_rpc_handlers((_handlers(name, implementation),))
         full_names = [service.full_name for service in SERVICES.values()]
@@ -144,7 +163,9 @@ def _handlers(name: str, implementation: object) -> grpc.GenericRpcHandler:
     for method in service.methods:
         request_type = getattr(pb, method.input_type.name)
         function = getattr(implementation, method.name)
-        if method.server_streaming:
+        if method.client_streaming:
+            make, wrapped = grpc.stream_unary_rpc_method_handler, _unary(function)
+        elif method.server_streaming:
             make, wrapped = grpc.unary_stream_rpc_method_handler, _streaming(function)
         else:
             make, wrapped = grpc.unary_unary_rpc_method_handler, _unary(function)

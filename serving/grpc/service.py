@@ -1,18 +1,23 @@
 """The service: methods of jaxllm.proto over an AsyncLLM."""
 
+import asyncio
 import secrets
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from jaxllm.sampling_params import SamplingParams, check_against_model
 from jaxllm.structured_outputs import StructuredOutputs
 from serving.async_llm import AsyncLLM, GenerationStream, Job, PromptState
-from serving.errors import NotReadyError
+from serving.errors import ControlError, NotReadyError
 from serving.grpc import messages as pb
 from serving.grpc.convert import params_values, prompt_value, sample_message, token_logprobs
+from serving.grpc.weight_upload import WeightUpload
 from serving.http.params import default_parameters
 from serving.sequence_stream import Delta
 from serving.version import VERSION
+from serving.weights import Updated, WeightAccess
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -132,9 +137,10 @@ class Inference:
 class Control:
     """jaxllm.Control."""
 
-    def __init__(self, llm: AsyncLLM, names: tuple[str, ...]):
+    def __init__(self, llm: AsyncLLM, names: tuple[str, ...], access: WeightAccess):
         self._llm = llm
         self._names = names
+        self._access = access
 
     async def GetServerInfo(self, request: pb.Empty, context: Any) -> pb.ServerInfo:  # noqa: N802
         info = pb.ServerInfo(version=VERSION, ready=True)
@@ -146,6 +152,8 @@ class Control:
         info.num_running, info.num_waiting = stats.num_running, stats.num_waiting
         info.kv_cache_usage = stats.kv_usage
         info.engine_restarts = self._llm.supervisor.num_restarts
+        info.sleeping = self._llm.weights.is_sleeping
+        info.weights_version = self._llm.weights.version
         return info
 
     async def GetModelInfo(self, request: pb.Empty, context: Any) -> pb.ModelInfo:  # noqa: N802
@@ -177,6 +185,65 @@ class Control:
     ) -> pb.ResetPrefixCacheResponse:
         name = "preempt_and_reset_prefix_cache" if request.preempt_running else "reset_prefix_cache"
         return pb.ResetPrefixCacheResponse(done=bool(await self._llm.call(name)))
+
+    async def Sleep(self, request: pb.SleepRequest, context: Any) -> pb.Empty:  # noqa: N802
+        self._access.check()
+        level = request.level if request.HasField("level") else 1
+        await self._llm.weights.sleep(level, _running(request.running))
+        return pb.Empty()
+
+    async def WakeUp(self, request: pb.WakeUpRequest, context: Any) -> pb.Empty:  # noqa: N802
+        self._access.check()
+        await self._llm.weights.wake_up(list(request.tags) or None)
+        return pb.Empty()
+
+    async def UpdateWeights(  # noqa: N802
+        self, requests: AsyncIterator[pb.UpdateWeightsRequest], context: Any
+    ) -> pb.UpdateWeightsResponse:
+        self._access.check()
+        weights = self._llm.weights
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise ControlError("the first message must be a header", "argument")
+        header, running = first.header, _running(first.header.running)
+        with weights.exclusively():
+            if header.HasField("path"):
+                place = self._access.find(header.path)
+                if await anext(aiter(requests), None) is not None:
+                    raise ControlError("after a header with a path nothing follows", "argument")
+                done = await weights.update(place, header.version, running)
+            else:
+                done = await self._receive(requests, header.version, running)
+        return pb.UpdateWeightsResponse(
+            version=done.version,
+            num_tensors=done.num_tensors,
+            num_bytes=done.num_bytes,
+            seconds=done.seconds,
+        )
+
+    async def _receive(
+        self, requests: AsyncIterator[pb.UpdateWeightsRequest], version: str, running: str
+    ) -> Updated:
+        """Stores the chunks that follow in a folder of this user's, and hands that on."""
+        weights = self._llm.weights
+        with tempfile.TemporaryDirectory(prefix="jaxllm-weights-") as name:
+            upload = WeightUpload(Path(name), await weights.describe())
+            try:
+                async for request in requests:
+                    if request.WhichOneof("part") != "chunk":
+                        raise ControlError("after the header only chunks may follow", "argument")
+                    await asyncio.to_thread(upload.add, request.chunk)
+                await asyncio.to_thread(upload.finish)
+            finally:
+                upload.close()
+            return await weights.update(Path(name), version, running)
+
+
+def _running(value: int) -> str:
+    """The name in `jaxllm.weights.Running` of an enum value."""
+    if value not in pb.Running.values():
+        raise ControlError(f"running={value}: {', '.join(pb.Running.keys())}", "argument")
+    return str(pb.Running.Name(value)).lower()
 
 
 def _prompt_info(prompt: PromptState) -> pb.PromptInfo:

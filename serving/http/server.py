@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,15 @@ from serving.admission import AdmissionLimits
 from serving.async_llm import AsyncLLM
 from serving.engine.supervisor import RestartPolicy
 from serving.errors import EngineStartError
+from serving.http.admin import make_admin_app
 from serving.http.app import make_app
 from serving.http.context import ServerContext
-from serving.http.guard import GuardedProtocol
+from serving.http.listener import LIMITS, Server, listen
 from serving.http.settings import ServeConfig
 from serving.log_stats import log_stats
 from serving.tools.parsers import detect_parser
+from serving.tracing import Tracing
+from serving.weights import WeightAccess
 
 if TYPE_CHECKING:
     from serving.grpc.server import GrpcServer
@@ -36,44 +39,9 @@ EXIT_USER = 2
 # Requests were still running when the time for them was over.
 EXIT_CUT = 3
 EXIT_ENGINE = 70
-MAX_HEADER_BYTES = 64 * 1024
-_BACKLOG = 4096
+_LOCALHOST = "127.0.0.1"
+_MAX_ADMIN_CONNECTIONS = 64
 _POLL_SECONDS = 0.05
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listen(settings: ServeConfig) -> socket.socket:
-    """The listening socket.
-
-    Raises:
-      ConfigError: the address is in use or not ours.
-    """
-    if settings.uds is not None:
-        path = Path(settings.uds)
-        if path.is_socket():
-            path.unlink()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address: str | tuple[str, int] = settings.uds
-    else:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        address = (settings.host, settings.port)
-    try:
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        where = settings.uds or f"{settings.host}:{settings.port}"
-        raise ConfigError(f"cannot listen at {where}: {error.strerror}") from None
-    return sock
 
 
 class HttpServer:
@@ -110,6 +78,7 @@ class HttpServer:
             names,
             isolate_keys=isolation == "key" or (isolation == "auto" and len(self.keys) > 1),
             chat_template=_read_template(settings.chat_template),
+            tracing=_tracing(settings.otlp_traces_endpoint, names[0]),
         )
         self._num_signals = 0
         self._stop = asyncio.Event()
@@ -125,9 +94,12 @@ class HttpServer:
           ConfigError: the socket cannot be bound, or the certificate not be read.
         """
         settings = self.settings
-        with contextlib.closing(listen(settings)) as sock:
-            server = _Server(self._uvicorn_config())
+        with contextlib.ExitStack() as sockets:
+            sock = listen(settings.host, settings.port, settings.uds)
+            sockets.enter_context(contextlib.closing(sock))
+            server = Server(self._uvicorn_config())
             url = self._url(sock)
+            admin = self._start_admin(sockets)
             grpc_server = await self._start_grpc()
             if on_listening is not None:
                 on_listening(url)
@@ -150,10 +122,33 @@ class HttpServer:
                     await grpc_server.stop(0.0)
                 await self.llm.close()
                 server.should_exit = True
+                admin.cancel()
                 await asyncio.wait({serving}, timeout=5.0)
-        if settings.uds is not None:
-            Path(settings.uds).unlink(missing_ok=True)
+                if self.context.tracing is not None:
+                    await asyncio.to_thread(self.context.tracing.close)
+        for uds in (settings.uds, settings.admin_uds):
+            if uds is not None:
+                Path(uds).unlink(missing_ok=True)
         return self._exit_code
+
+    def _start_admin(self, sockets: contextlib.ExitStack) -> "asyncio.Task[None]":
+        """Serves the routes of control, where they are wanted; the task ends when cancelled."""
+        settings = self.settings
+        if settings.admin_port is None and settings.admin_uds is None:
+            return asyncio.get_running_loop().create_task(asyncio.sleep(0))
+        sock = listen(_LOCALHOST, settings.admin_port or 0, settings.admin_uds, private=True)
+        sockets.enter_context(contextlib.closing(sock))
+        config = uvicorn.Config(
+            make_admin_app(self.context, settings.admin_api_key),
+            **LIMITS,
+            access_log=False,
+            limit_concurrency=_MAX_ADMIN_CONNECTIONS,
+        )
+        where = settings.admin_uds or f"http://{_LOCALHOST}:{sock.getsockname()[1]}"
+        logger.info("control at %s", where)
+        if settings.admin_uds is None and not settings.admin_api_key:
+            logger.warning("every user of this machine can control the server: no admin_api_key")
+        return asyncio.get_running_loop().create_task(Server(config).serve(sockets=[sock]))
 
     async def _start_grpc(self) -> "GrpcServer | None":
         settings = self.settings
@@ -165,7 +160,9 @@ class HttpServer:
             raise ConfigError(f"grpc_port needs the packages of jaxllm[grpc]: {error}") from None
         if settings.ssl_certfile is not None:
             raise ConfigError("grpc_port: TLS is served over HTTP only; leave one of them out")
-        server = GrpcServer(self.llm, self.context.names, self.keys)
+        folder = None if settings.weights_dir is None else Path(settings.weights_dir)
+        access = WeightAccess(settings.enable_weight_control, folder)
+        server = GrpcServer(self.llm, self.context.names, self.keys, access)
         port = await server.start(settings.host, settings.grpc_port)
         logger.info("gRPC at %s:%d", settings.host, port)
         return server
@@ -175,16 +172,9 @@ class HttpServer:
         try:
             config = uvicorn.Config(
                 make_app(self.context, self.keys),
-                http=GuardedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
+                **LIMITS,
                 access_log=settings.access_log,
                 limit_concurrency=settings.max_connections,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=4,
-                server_header=False,
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
                 ssl_ca_certs=settings.ssl_ca_certs,
@@ -269,6 +259,10 @@ class HttpServer:
         local = settings.uds is not None or settings.host in ("127.0.0.1", "::1", "localhost")
         if not local and not self.keys:
             logger.warning("anybody who reaches %s can use this server: no API key", settings.host)
+
+
+def _tracing(endpoint: str | None, model: str) -> Tracing | None:
+    return None if endpoint is None else Tracing(endpoint, model)
 
 
 def _read_template(value: str | None) -> str | None:

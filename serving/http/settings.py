@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from jaxllm.config import parse_bytes
@@ -30,13 +31,25 @@ class ServeConfig:
       hang_timeout: seconds without a finished step, while work waits, after which the engine counts
         as hanging and is ended.
       restart_engine: how often in ten minutes a lost engine is replaced.
+      enable_weight_control: let clients of gRPC put the engine to sleep and change its weights.
+      weights_dir: folder of the checkpoints that they may name; None: they send the tensors.
+      stream_interval: tokens from one piece of a stream to the next, at least.
+      admin_port: where to serve the routes of `serving.http.admin`, on localhost; None does not.
+      admin_uds: path of a unix socket to serve them at instead, for this user only.
+      admin_api_key: any of these opens them; with () whoever reaches the socket may use them.
       tool_call_parser: "auto" takes the one that fits the chat template.
+      otlp_traces_endpoint: collector of OpenTelemetry to send a span per request to.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
     grpc_port: int | None = None
+    enable_weight_control: bool = False
+    weights_dir: str | None = None
+    admin_port: int | None = None
+    admin_uds: str | None = None
+    admin_api_key: tuple[str, ...] = ()
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     api_key_file: str | None = None
@@ -52,6 +65,7 @@ class ServeConfig:
     shutdown_timeout: float = 30.0
     hang_timeout: float = 120.0
     restart_engine: int = 3
+    stream_interval: int = 1
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     max_queue_time: float | None = None
@@ -67,10 +81,11 @@ class ServeConfig:
     disable_log_stats: bool = False
     log_stats_interval: float = 10.0
     access_log: bool = False
+    otlp_traces_endpoint: str | None = None
     ui: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("port", "grpc_port"):
+        for name in ("port", "grpc_port", "admin_port"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:
                 raise ConfigError(f"{name}={value}: 0 to 65535")
@@ -95,6 +110,12 @@ class ServeConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name}={value!r}: must be at least 0")
+        if self.weights_dir is not None and not Path(self.weights_dir).is_dir():
+            raise ConfigError(f"weights_dir={self.weights_dir!r}: no folder")
+        if self.stream_interval < 1:
+            raise ConfigError(f"stream_interval={self.stream_interval}: must be at least 1")
+        if self.admin_port is not None and self.admin_uds is not None:
+            raise ConfigError("admin_port and admin_uds exclude each other")
         for name in ("request_timeout", "shutdown_timeout", "restart_engine"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least 0")
@@ -108,7 +129,7 @@ class ServeConfig:
                     keys += [line.strip() for line in file if line.strip()]
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"api_key_file: {error}") from None
-        if any(not key.isascii() or not key for key in keys):
+        if any(not key.isascii() or not key for key in (*keys, *self.admin_api_key)):
             raise ConfigError("api_key: keys must be ASCII and not empty")
         return tuple(dict.fromkeys(keys))
 
@@ -118,6 +139,12 @@ _HELP: dict[str, str] = {
     "port": "port to listen at; 0 takes a free one (default: 8000)",
     "uds": "unix socket to listen at instead",
     "grpc_port": "port for gRPC (default: none)",
+    "enable_weight_control": "let gRPC clients put the engine to sleep and change its weights",
+    "weights_dir": "folder of checkpoints that they may name",
+    "admin_port": "port on localhost for control: pause, resume, ... (default: none)",
+    "admin_uds": "unix socket for control instead",
+    "admin_api_key": "keys that open it",
+    "stream_interval": "tokens from one piece of a stream to the next (default: 1)",
     "served_model_name": "names in the API (default: the model)",
     "api_key": "keys that open the API",
     "api_key_file": "file with one key a line",
@@ -148,6 +175,7 @@ _HELP: dict[str, str] = {
     "disable_log_stats": "no periodic log line",
     "log_stats_interval": "seconds between log lines (default: 10)",
     "access_log": "a log line per request",
+    "otlp_traces_endpoint": "OpenTelemetry collector for a span per request (default: none)",
     "ui": "a page to chat with the model at / (default: on)",
 }
 

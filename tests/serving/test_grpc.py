@@ -1,5 +1,6 @@
 """The gRPC service against an engine made of Python, called through its own description."""
 
+import asyncio
 import importlib.util
 import socket
 import subprocess
@@ -15,8 +16,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from jaxllm.client import AsyncClient, Client, RequestError
 from serving.grpc import messages as pb
-from serving.grpc.client import Client, RequestError
 from tests.serving.conftest import ROOT, running_server
 
 
@@ -46,11 +47,14 @@ def test_the_description_is_current(tmp_path):
         pytest.skip("grpcio-tools is not installed")
     fresh = tmp_path / "fresh.binpb"
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={fresh}"]
-    subprocess.run([*command, pb.FILE], cwd=ROOT, check=True, timeout=60)
+    command += [f"--pyi_out={tmp_path}", pb.FILE]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
     kept = descriptor_pb2.FileDescriptorSet.FromString(
         (ROOT / "serving/grpc/jaxllm.binpb").read_bytes()
     )
     assert kept == descriptor_pb2.FileDescriptorSet.FromString(fresh.read_bytes())
+    types = (tmp_path / "serving/grpc/jaxllm_pb2.pyi").read_text()
+    assert types in (ROOT / "serving/grpc/messages.pyi").read_text()
 
 
 def test_generate_as_over_http(served, client):
@@ -184,6 +188,50 @@ def test_keys(launch):
     assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
     with Client(f"127.0.0.1:{port}", api_key="secret", timeout=10) as good:
         assert good.generate("x", max_tokens=1).samples
+
+
+def test_the_asynchronous_client(served, client):
+    async def run():
+        async with AsyncClient(served[1], timeout=20) as aio:
+            options = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+            text = "".join([c.sample.text async for c in aio.stream("Hello", **options)])
+            whole = await aio.generate("Hello", **options)
+            ids = await aio.tokenize("the an")
+            scored = await aio.score("Hello", " there")
+            await aio.pause()
+            await aio.resume()
+            return (
+                text == whole.samples[0].text,
+                await aio.detokenize(ids),
+                scored.total == client.score("Hello", " there").total,
+                await aio.abort(["nobody"]),
+                await aio.reset_prefix_cache(),
+                (await aio.server_info()).ready,
+                (await aio.model_info()).max_model_len,
+            )
+
+    assert asyncio.run(run()) == (True, "the an", True, 0, True, True, 512)
+
+
+def test_weights_are_out_of_reach_unless_allowed(client):
+    for call in (client.sleep, client.wake_up, lambda: client.update_weights({})):
+        with pytest.raises(RequestError, match="enable-weight-control") as caught:
+            call()
+        assert caught.value.code is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_clients_try_again_while_nobody_is_there(monkeypatch):
+    waits = []
+    monkeypatch.setattr("serving.grpc.client.time.sleep", waits.append)
+    with Client(f"127.0.0.1:{free_port()}", timeout=2, retries=3) as absent:
+        with pytest.raises(RequestError):
+            absent.server_info()
+        with pytest.raises(RequestError):
+            list(absent.stream("x"))
+    assert len(waits) == 6
+    assert all(
+        0.05 * 2**i <= wait <= 0.15 * 2**i for i, wait in zip([0, 1, 2] * 2, waits, strict=True)
+    )
 
 
 def test_a_server_that_is_not_there():
