@@ -16,8 +16,9 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import SchedulerConfig
 from jaxllm.execution.compilation import default_cache_dir, enable_persistent_cache
+from jaxllm.execution.invariance import check_batch_invariance
 from jaxllm.execution.mesh import HeadLayout, make_mesh
-from jaxllm.execution.ops import choose_ops, differentiable_ops
+from jaxllm.execution.ops import choose_ops, differentiable_ops, product_impl
 from jaxllm.execution.parameters import FunctionalModel
 from jaxllm.execution.runner import Runner
 from jaxllm.execution.step import AttentionPlan
@@ -83,12 +84,17 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
         family, model_config, dtype, mesh, choose_ops(device.platform, mesh.size)
     )
     plan = _plan_attention(config, model_config, mesh, dtype, kv_dtype)
-    runner_config = size_engine(config, model, plan, progress)
+    # The C++ kernels compute each row alone; other programs keep a row's bits in one shape at best.
+    own_rows = plan.impl == "cpu" and product_impl(device.platform, mesh.size) == "ffi"
+    fixed_shapes = config.batch_invariant and not own_rows
+    runner_config = size_engine(config, model, plan, progress, fixed_shapes)
     params = load_params(
         checkpoint, model.abstract, ignore=model.ignored_names, seed=config.seed, progress=progress
     )
     loaded = time.monotonic()
     runner = Runner(model, params, plan, runner_config)
+    if config.batch_invariant:
+        check_batch_invariance(runner)
     scheduler_config = SchedulerConfig(
         max_num_seqs=runner_config.max_num_seqs,
         max_num_batched_tokens=runner_config.max_num_batched_tokens,
@@ -137,7 +143,7 @@ def training_model(engine: Engine) -> FunctionalModel:
         engine.model_config,
         some.dtype,
         mesh,
-        differentiable_ops(mesh.devices.flat[0].platform),
+        differentiable_ops(mesh.devices.flat[0].platform, mesh.size),
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -165,13 +166,24 @@ class WeightControl:
         if not (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
             return Checkpoint("safetensors", folder, mine.config, {}, str(place))
         found = resolve(place, progress=False)
-        theirs = find_family(found.config).read_config(found.config)
+        theirs = dataclasses.asdict(find_family(found.config).read_config(found.config))
+        expected = dataclasses.asdict(self._engine.model_config)
         different = [
-            f"{field.name}: {getattr(theirs, field.name)!r} in {place}, expected {expected!r}"
-            for field in dataclasses.fields(theirs)
-            if getattr(theirs, field.name)
-            != (expected := getattr(self._engine.model_config, field.name))
+            f"{name}: {theirs[name]!r} in {place}, expected {value!r}"
+            for name, value in expected.items()
+            if not _is_close(theirs[name], value)
         ]
         if different:
             raise WeightsError(different)
         return found
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    """Equality, but for the last digits of floats: some formats keep 32 bits of them."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_close(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_close, one, other))
+    return bool(one == other)

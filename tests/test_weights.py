@@ -1,6 +1,7 @@
 """New weights in a running engine, sleep, and the trainer's view of the same network."""
 
 import gc
+import json
 
 import jax
 import jax.numpy as jnp
@@ -201,6 +202,11 @@ def test_checkpoints_with_and_without_a_config(llm, original, changed, tmp_path)
     assert greedy(llm) != expected
     with pytest.raises(WeightsError, match=r"qk_norm: False in .*llama31, expected True"):
         llm.update_weights(str(DATA / "llama31"))
+    config = json.loads((DATA / "qwen3" / "config.json").read_text())
+    config["rms_norm_eps"] = float(np.float32(config["rms_norm_eps"]))  # as GGUF keeps it
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm.update_weights(tmp_path)
+    assert greedy(llm) == expected
     with pytest.raises(CheckpointError, match="nowhere"):
         llm.update_weights("nowhere")
     arrays.pop(NORM)
