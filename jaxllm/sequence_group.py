@@ -52,6 +52,9 @@ class SequenceGroup:
         self.params = params
         self.tokenizer = tokenizer
         self.finished_time: float | None = None
+        self._end_ids = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            self._end_ids |= eos_token_ids
         words = bad_word_ids(tokenizer, params.bad_words or ())
         self.sequences = []
         for index in range(params.n):
@@ -81,17 +84,15 @@ class SequenceGroup:
         `sequence.finished` is then also True if a stop string was met, of which the engine knows
         nothing.
         """
-        delta = ""
         reason = output.finish_reason
-        for i, token_id in enumerate(output.new_token_ids):
-            last = i == len(output.new_token_ids) - 1
-            delta += sequence.text.append(token_id, ends=last and reason is FinishReason.STOP)
+        delta, _ = sequence.text.extend(
+            output.new_token_ids,
+            finished=reason is not None,
+            stopped=reason is FinishReason.STOP,
+            end_ids=self._end_ids,
+        )
         self._take_logprobs(sequence, output)
-        if sequence.text.stop_string is not None:
-            sequence.stopped_by = sequence.text.stop_string
-        elif reason is not None:
-            delta += sequence.text.finish()
-            sequence.stopped_by = sequence.text.stop_string
+        sequence.stopped_by = sequence.text.stop_string
         sequence.finished = reason is not None or sequence.stopped_by is not None
         if self.finished:
             self.finished_time = time.monotonic()

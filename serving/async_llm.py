@@ -5,7 +5,6 @@ become text here. Whoever reads slowly gets merged deltas; nothing waits for a r
 """
 
 import asyncio
-import dataclasses
 import itertools
 import logging
 import random
@@ -14,12 +13,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.input import ProcessedPrompt, Prompt, process_prompt
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
 from serving.admission import Admission, AdmissionLimits
-from serving.engine.messages import Abort, Add, Description, LogprobRow, StepNews, pack_params
+from serving.engine.messages import Abort, Add, Description, StepNews, pack_params
 from serving.engine.supervisor import RestartPolicy, Supervisor
 from serving.errors import (
     NotReadyError,
@@ -27,6 +25,13 @@ from serving.errors import (
     RequestFailedError,
     RequestRefusedError,
     ServingError,
+)
+from serving.generation import (
+    GenerationStream,
+    Job,
+    PromptState,
+    ServedSequence,
+    check_token_ids,
 )
 from serving.metrics import Metrics, RequestTimes
 from serving.sequence_stream import Delta, SequenceStream
@@ -39,122 +44,6 @@ logger = logging.getLogger(__name__)
 _LONG_TEXT = 4096
 # After so much news of one step, the event loop gets a turn.
 _NEWS_PER_SLICE = 128
-
-
-@dataclasses.dataclass(slots=True)
-class Job:
-    """A prompt with its parameters, ready for the engine.
-
-    Attributes:
-      interval: tokens of a sample from one delta to the next, but for the first and the last one.
-    """
-
-    prompt: ProcessedPrompt
-    params: SamplingParams
-    priority: int = 0
-    interval: int = 1
-
-
-@dataclasses.dataclass(slots=True)
-class PromptState:
-    """What is known of a prompt of a request.
-
-    Attributes:
-      num_cached_tokens: None until it was scheduled.
-      prompt_logprobs: a row per prompt token once they are known.
-    """
-
-    job: Job
-    num_cached_tokens: int | None = None
-    prompt_logprobs: list[LogprobRow | None] | None = None
-
-
-class _Sequence:
-    __slots__ = ("began", "choice", "held", "prompt", "request", "stream", "times")
-
-    def __init__(
-        self,
-        request: "GenerationStream",
-        prompt: PromptState,
-        choice: int,
-        stream: SequenceStream,
-        times: RequestTimes,
-    ):
-        self.request = request
-        self.prompt = prompt
-        self.choice = choice
-        self.stream = stream
-        self.times = times
-        self.held = Delta()
-        self.began = False
-
-    def give(self, delta: Delta) -> None:
-        """Passes news on, as often as the job wants them."""
-        self.held.merge(delta)
-        interval = self.prompt.job.interval
-        if self.began and delta.finish_reason is None and len(self.held.token_ids) < interval:
-            return
-        self.began = True
-        held, self.held = self.held, Delta()
-        self.request.put(self.choice, held)
-
-
-class GenerationStream:
-    """The deltas of one request, over all its prompts and samples.
-
-    Choice `p * n + s` is sample s of prompt p. Iterating gives lists of (choice, Delta), merged if
-    the reader was slow. `close` ends what still runs; it must be called in every case.
-
-    Attributes:
-      request_id: what the caller named it.
-      prompts: one state per prompt.
-    """
-
-    def __init__(self, llm: "AsyncLLM", request_id: str, prompts: list[PromptState]):
-        self._llm = llm
-        self.request_id = request_id
-        self.prompts = prompts
-        self.running: dict[str, _Sequence] = {}
-        self._pending: dict[int, Delta] = {}
-        self._wake = asyncio.Event()
-        self._error: ServingError | None = None
-
-    def put(self, choice: int, delta: Delta) -> None:
-        earlier = self._pending.get(choice)
-        if earlier is None:
-            self._pending[choice] = delta
-        else:
-            earlier.merge(delta)
-        self._wake.set()
-
-    def fail(self, error: ServingError) -> None:
-        self._error = error
-        self._wake.set()
-
-    def __aiter__(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        return self
-
-    async def __anext__(self) -> list[tuple[int, Delta]]:
-        await self.wait()
-        if not self._pending:
-            raise StopAsyncIteration
-        pending, self._pending = self._pending, {}
-        return list(pending.items())
-
-    async def wait(self) -> None:
-        """Until there is news; raises the error if that is it."""
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if not self.running:
-                return
-            self._wake.clear()
-            await self._wake.wait()
-
-    def close(self) -> None:
-        """Ends what still runs, within a step."""
-        if self.running:
-            self._llm.abort(list(self.running))
 
 
 class AsyncLLM:
@@ -183,7 +72,7 @@ class AsyncLLM:
         self.draining = False
         self.paused = False
         self.weights = ServedWeights(self.call)
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, ServedSequence] = {}
         self._ids = itertools.count()
         self._seeds = random.Random(config.seed)
         self._admission = Admission(limits or AdmissionLimits())
@@ -302,7 +191,7 @@ class AsyncLLM:
         count = sum(job.params.n for job in jobs)
         tokens = sum(len(job.prompt.token_ids) * job.params.n for job in jobs)
         self._admit(count, tokens)
-        request = GenerationStream(self, request_id, [PromptState(job) for job in jobs])
+        request = GenerationStream(request_id, [PromptState(job) for job in jobs], self.abort)
         now = time.monotonic()
         choice = 0
         for prompt in request.prompts:
@@ -317,7 +206,7 @@ class AsyncLLM:
                 stream = SequenceStream(
                     self.tokenizer, job.prompt.token_ids, params, self.eos_token_ids
                 )
-                sequence = _Sequence(request, prompt, choice, stream, times)
+                sequence = ServedSequence(request, prompt, choice, stream, times)
                 request.running[internal_id] = self._sequences[internal_id] = sequence
                 self._admission.queue(internal_id, len(job.prompt.token_ids))
                 self._supervisor.send(
@@ -472,22 +361,7 @@ class AsyncLLM:
         self.weights.forget()
         self.metrics.engine_lost()
 
-    def _forget(self, internal_id: str, sequence: _Sequence) -> None:
+    def _forget(self, internal_id: str, sequence: ServedSequence) -> None:
         self._sequences.pop(internal_id, None)
         sequence.request.running.pop(internal_id, None)
         self._admission.end(internal_id)
-
-
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ParameterError for a token id in `params` that is outside the vocabulary."""
-    named = {
-        "stop_token_ids": params.stop_token_ids,
-        "allowed_token_ids": params.allowed_token_ids,
-        "logit_bias": params.logit_bias,
-    }
-    for field, ids in named.items():
-        for token in ids or ():
-            if not 0 <= token < vocab_size:
-                raise ParameterError(
-                    field, token, f"token ids must be in the vocabulary, 0 to {vocab_size - 1}"
-                )

@@ -75,20 +75,16 @@ class SequenceStream:
             stop_reason=output.stop_reason,
         )
         text = self._text
-        for place, token_id in enumerate(output.token_ids):
-            self.num_tokens += 1
-            is_last = place == len(output.token_ids) - 1
-            # A grammar may end the output after a token that is part of the text.
-            ends = is_last and output.finish_reason == "stop" and token_id in self._end_ids
-            delta.text += text.append(token_id, ends=ends)
-            if text.stop_string is not None:
-                delta.token_ids = output.token_ids[: place + 1]
-                if output.logprobs is not None:
-                    delta.logprobs = output.logprobs[: place + 1]
-                break
-        else:
-            if output.finish_reason is not None:
-                delta.text += text.finish()
+        delta.text, count = text.extend(
+            output.token_ids,
+            finished=output.finish_reason is not None,
+            stopped=output.finish_reason == "stop",
+            end_ids=self._end_ids,
+        )
+        self.num_tokens += count
         if text.stop_string is not None:
+            delta.token_ids = output.token_ids[:count]
+            if output.logprobs is not None:
+                delta.logprobs = output.logprobs[:count]
             delta.finish_reason, delta.stop_reason = "stop", text.stop_string
         return delta

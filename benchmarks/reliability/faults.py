@@ -17,6 +17,7 @@ from benchmarks.reliability.harness import (
     Options,
     bar,
     running,
+    wait_for,
 )
 
 
@@ -46,6 +47,32 @@ _LIMITED = (
     "import os, resource, signal, sys; "
     "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     f"resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.getpagesize()},) * 2); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+@bar("descriptors", "more connections than file descriptors")
+def descriptors(options: Options) -> list[Check]:
+    """A process may open 64 files; 200 connections come, and go."""
+    with running("--max-num-seqs=4", stub={}, prefix=(sys.executable, "-c", _FEW_FILES)) as server:
+        held = [socket.create_connection(server.address) for _ in range(200)]
+        time.sleep(1.0)
+        alive = server.process.poll() is None
+        for sock in held:
+            sock.close()
+        seconds = wait_for(server.is_ready, 30, server.process)
+        tokens = server.complete(max_tokens=4)["usage"]["completion_tokens"]
+        return [
+            Check("server alive meanwhile", float(alive), "", 1, at_least=True),
+            Check("until it serves again", seconds, "s", 5),
+            Check("tokens of the next request", tokens, "", 4, at_least=True),
+            server.idle_check(),
+        ]
+
+
+_FEW_FILES = (
+    "import os, resource, sys; "
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
 

@@ -183,7 +183,10 @@ def launch(
     module = "serving.commands" if stub is None else "tests.serving.stub_serve"
     handle, name = tempfile.mkstemp(prefix="jaxllm-reliability-", suffix=".log")
     log = Path(name)
-    command = [*prefix, sys.executable, "-m", module, "serve", str(model), "--port=0", *flags]
+    # Few buckets, so that a start takes seconds.
+    small = [] if any("batched" in flag for flag in flags) else ["--max-num-batched-tokens=256"]
+    serve = [sys.executable, "-m", module, "serve", str(model), "--port=0", *small, *flags]
+    command = [*prefix, *serve]
     with os.fdopen(handle, "wb") as output:
         process = subprocess.Popen(
             command,

@@ -73,6 +73,36 @@ class SequenceText:
             return ""
         return self._release(self._stream.append([token_id]))
 
+    def extend(
+        self,
+        token_ids: Sequence[int],
+        *,
+        finished: bool = False,
+        stopped: bool = False,
+        end_ids: frozenset[int] = frozenset(),
+    ) -> tuple[str, int]:
+        """Takes the news of a step.
+
+        Args:
+          finished: the engine ended the output with these ids.
+          stopped: it did so because of the last of them, or of what that completes.
+          end_ids: ids that end an output, whose own text is left out. A grammar may also end one
+            after a token that is part of the text.
+
+        Returns:
+          The text that may go out, and how many of the ids belong to the output: those after the
+          one that completes a stop string do not.
+        """
+        delta = ""
+        for count, token_id in enumerate(token_ids, 1):
+            ends = stopped and count == len(token_ids) and token_id in end_ids
+            delta += self.append(token_id, ends)
+            if self.stop_string is not None:
+                return delta, count
+        if finished:
+            delta += self.finish()
+        return delta, len(token_ids)
+
     def finish(self) -> str:
         """Ends the output, and returns the text that was held back."""
         if self._stream is None or self.stop_string is not None:

@@ -19,6 +19,7 @@ from serving.http.middleware import Authentication, HeaderRules
 from serving.http.small_routes import server_info_route
 
 _MAX_IDS = 10_000
+_LEVELS = ("1", "2")
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -39,6 +40,20 @@ def make_admin_app(context: ServerContext, keys: tuple[str, ...]) -> ASGIApp:
         name = "preempt_and_reset_prefix_cache" if preempt else "reset_prefix_cache"
         return JsonResponse({"done": bool(await llm.call(name))})
 
+    async def sleep(request: Request) -> Response:
+        level = request.query_params.get("level", "1")
+        if level not in _LEVELS:
+            raise bad_request(f"one of {', '.join(_LEVELS)}", "level")
+        await llm.weights.sleep(int(level), request.query_params.get("mode", "refuse"))
+        return Response(status_code=200)
+
+    async def wake_up(request: Request) -> Response:
+        await llm.weights.wake_up(request.query_params.getlist("tags") or None)
+        return Response(status_code=200)
+
+    async def is_sleeping(request: Request) -> Response:
+        return JsonResponse({"is_sleeping": llm.weights.is_sleeping})
+
     async def abort_requests(request: Request) -> Response:
         body = await decode_body(request, AbortRequest, context.settings.max_body_size)
         return JsonResponse({"aborted": llm.abort_requests(body.request_ids)})
@@ -49,6 +64,9 @@ def make_admin_app(context: ServerContext, keys: tuple[str, ...]) -> ASGIApp:
             Route("/resume", _plain(llm.resume), methods=["POST"]),
             Route("/is_paused", is_paused, methods=["GET"]),
             Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+            Route("/sleep", sleep, methods=["POST"]),
+            Route("/wake_up", wake_up, methods=["POST"]),
+            Route("/is_sleeping", is_sleeping, methods=["GET"]),
             Route("/abort_requests", abort_requests, methods=["POST"]),
             Route("/server_info", server_info_route(context), methods=["GET"]),
         ],

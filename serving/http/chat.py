@@ -3,24 +3,19 @@
 import dataclasses
 import secrets
 import string
-import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from serving.async_llm import GenerationStream, Job
-from serving.errors import ServingError
+from serving.generation import GenerationStream, Job
+from serving.http.answer import ChunkedAnswer, reply
 from serving.http.body import decode_body
 from serving.http.chat_prompt import make_jobs, parser_for
-from serving.http.completions import start_stream
-from serving.http.context import ServerContext, Usage, usage_wishes
-from serving.http.errors import as_api_error, error_body
-from serving.http.json_response import JsonResponse
+from serving.http.context import ServerContext
 from serving.http.logprobs import LogprobWriter, prompt_logprobs
 from serving.http.protocol import ChatRequest, NamedTool
-from serving.http.streaming import DONE, event, until_disconnect
 from serving.sequence_stream import Delta
 from serving.tools.pieces import Content, Piece, Reasoning, TextParser, ToolArguments, ToolStart
 
@@ -44,7 +39,7 @@ class _Choice:
     held: Delta = dataclasses.field(default_factory=Delta)
 
 
-class ChatAnswer:
+class ChatAnswer(ChunkedAnswer):
     """One request: its choices, and how they are written."""
 
     def __init__(
@@ -56,16 +51,8 @@ class ChatAnswer:
         model: str,
         object_name: str,
     ):
-        self.context = context
+        super().__init__(context, body, stream, answer_id, model, object_name)
         self.body = body
-        self.stream = stream
-        self.usage = Usage(context, stream)
-        self.head = {
-            "id": answer_id,
-            "object": object_name,
-            "created": int(time.time()),
-            "model": model,
-        }
         self.prompt = stream.prompts[0]
         ids = self.prompt.job.prompt.token_ids
         self.choices = []
@@ -139,13 +126,7 @@ class ChatAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        deltas = [Delta() for _ in self.choices]
-        try:
-            async for news in self.stream:
-                for index, delta in news:
-                    deltas[index].merge(delta)
-        finally:
-            self.stream.close()
+        deltas = await self.deltas(len(self.choices))
         choices = []
         for choice, delta in zip(self.choices, deltas, strict=True):
             message = self.message(self.pieces(choice, delta))
@@ -163,28 +144,8 @@ class ChatAnswer:
             )
         return answer
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        """The answer as events."""
-        include, continuous = usage_wishes(self.context, self.body)
-        try:
-            async for news in self.stream:
-                out = []
-                for index, delta in news:
-                    for chunk in self._chunks(self.choices[index], delta):
-                        if continuous:
-                            chunk["usage"] = self.usage.render()
-                        out.append(event(chunk))
-                if out:
-                    yield b"".join(out)
-            if include:
-                yield event({**self.head, "choices": [], "usage": self.usage.render()})
-            yield DONE
-        except ServingError as error:
-            yield event(error_body(as_api_error(error))) + DONE
-        finally:
-            self.stream.close()
-
-    def _chunks(self, choice: _Choice, delta: Delta) -> Iterable[dict[str, Any]]:
+    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any]]:
+        choice = self.choices[index]
         if not choice.began:
             choice.began = True
             role = {"role": self.context.settings.response_role, "content": ""}
@@ -243,18 +204,14 @@ def chat_route(context: ServerContext) -> Any:
     """The endpoint."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        settings = context.settings
-        context.llm.check_ready()
-        body = await decode_body(request, ChatRequest, settings.max_body_size)
+        context.llm.check_door()
+        body = await decode_body(request, ChatRequest, context.settings.max_body_size)
         model = context.check_model(body.model)
         answer_id = context.request_id(request, body.request_id, "chatcmpl")
         jobs: list[Job] = await make_jobs(context, request, body)
         stream = context.llm.submit(jobs, answer_id)
-        if not body.stream:
-            chat = ChatAnswer(context, body, stream, answer_id, model, "chat.completion")
-            answer = await until_disconnect(request, chat.whole(), settings.request_timeout)
-            return JsonResponse(answer)
-        chat = ChatAnswer(context, body, stream, answer_id, model, "chat.completion.chunk")
-        return await start_stream(request, stream, chat.events(), context)
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        answer = ChatAnswer(context, body, stream, answer_id, model, kind)
+        return await reply(request, context, answer, streamed=bool(body.stream))
 
     return endpoint

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from jaxllm.text.chat_template import render_conversation
-from serving.async_llm import Job
+from serving.generation import Job
 from serving.http.body import to_plain
 from serving.http.context import ServerContext
 from serving.http.errors import bad_request

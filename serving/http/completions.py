@@ -1,24 +1,21 @@
 """POST /v1/completions."""
 
 import dataclasses
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from serving.async_llm import GenerationStream, Job
 from serving.engine.messages import LogprobRow
-from serving.errors import ServingError
+from serving.generation import GenerationStream, Job
+from serving.http.answer import ChunkedAnswer, reply
 from serving.http.body import decode_body
-from serving.http.context import ServerContext, Usage, usage_wishes
-from serving.http.errors import as_api_error, bad_request, error_body
-from serving.http.json_response import JsonResponse
+from serving.http.context import ServerContext
+from serving.http.errors import bad_request
 from serving.http.logprobs import LogprobWriter, prompt_logprobs
 from serving.http.params import check_request, make_params, stream_interval
 from serving.http.protocol import CompletionRequest
-from serving.http.streaming import DONE, EventStream, event, until_disconnect
 from serving.sequence_stream import Delta
 
 MAX_PROMPTS = 1024
@@ -44,7 +41,7 @@ class _Choice:
     held: Delta = dataclasses.field(default_factory=Delta)
 
 
-class _Completion:
+class _Completion(ChunkedAnswer):
     """One request: its choices, and how they are written."""
 
     def __init__(
@@ -55,16 +52,8 @@ class _Completion:
         answer_id: str,
         model: str,
     ):
-        self.context = context
+        super().__init__(context, body, stream, answer_id, model, "text_completion")
         self.body = body
-        self.stream = stream
-        self.usage = Usage(context, stream)
-        self.head = {
-            "id": answer_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
         tokenizer = context.llm.tokenizer
         top = None if body.logprobs is None else int(body.logprobs)
         self.choices: list[_Choice] = []
@@ -135,41 +124,16 @@ class _Completion:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        deltas = [Delta() for _ in self.choices]
-        try:
-            async for news in self.stream:
-                for index, delta in news:
-                    deltas[index].merge(delta)
-        finally:
-            self.stream.close()
+        deltas = await self.deltas(len(self.choices))
         choices = [self.render(c, d) for c, d in zip(self.choices, deltas, strict=True)]
         return {**self.head, "choices": choices, "usage": self.usage.render()}
 
-    async def events(self) -> AsyncGenerator[bytes]:
-        """The answer as events."""
-        include, continuous = usage_wishes(self.context, self.body)
-        try:
-            async for news in self.stream:
-                out = []
-                for index, delta in news:
-                    choice = self.choices[index]
-                    choice.held.merge(delta)
-                    if not self._worth_sending(choice):
-                        continue
-                    delta, choice.held = choice.held, Delta()
-                    chunk = {**self.head, "choices": [self.render(choice, delta)]}
-                    if continuous:
-                        chunk["usage"] = self.usage.render()
-                    out.append(event(chunk))
-                if out:
-                    yield b"".join(out)
-            if include:
-                yield event({**self.head, "choices": [], "usage": self.usage.render()})
-            yield DONE
-        except ServingError as error:
-            yield event(error_body(as_api_error(error))) + DONE
-        finally:
-            self.stream.close()
+    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any]]:
+        choice = self.choices[index]
+        choice.held.merge(delta)
+        if self._worth_sending(choice):
+            delta, choice.held = choice.held, Delta()
+            yield {**self.head, "choices": [self.render(choice, delta)]}
 
     def _worth_sending(self, choice: _Choice) -> bool:
         """Not where a piece would carry nothing: its text is still held back."""
@@ -186,40 +150,17 @@ def completions_route(context: ServerContext) -> Any:
     """The endpoint."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        settings = context.settings
-        context.llm.check_ready()
-        body = await decode_body(request, CompletionRequest, settings.max_body_size)
+        context.llm.check_door()
+        body = await decode_body(request, CompletionRequest, context.settings.max_body_size)
         model = context.check_model(body.model)
         _check(body)
         answer_id = context.request_id(request, body.request_id, "cmpl")
         jobs = await _jobs(context, request, body)
-        completion = _Completion(
-            context, body, context.llm.submit(jobs, answer_id), answer_id, model
-        )
-        if not body.stream:
-            answer = await until_disconnect(request, completion.whole(), settings.request_timeout)
-            return JsonResponse(answer)
-        return await start_stream(request, completion.stream, completion.events(), context)
+        stream = context.llm.submit(jobs, answer_id)
+        answer = _Completion(context, body, stream, answer_id, model)
+        return await reply(request, context, answer, streamed=bool(body.stream))
 
     return endpoint
-
-
-async def start_stream(
-    request: Request,
-    stream: GenerationStream,
-    events: AsyncGenerator[bytes],
-    context: ServerContext,
-) -> EventStream:
-    """Waits for the first news, so that what fails before it gets a status of its own."""
-    timeout = context.settings.request_timeout
-    try:
-        await until_disconnect(request, stream.wait(), timeout)
-        first = await until_disconnect(request, anext(events), timeout)
-    except BaseException:
-        stream.close()
-        await events.aclose()
-        raise
-    return EventStream(first, events, timeout=timeout)
 
 
 def _check(body: CompletionRequest) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from serving.async_llm import AsyncLLM, GenerationStream
+from serving.async_llm import AsyncLLM
+from serving.generation import GenerationStream
 from serving.http.errors import ApiError, bad_request
 from serving.http.protocol import SamplingFields
 from serving.http.settings import ServeConfig

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.text.errors import ChatMessageError, ChatTemplateError, PromptError, TextError
 from serving.errors import (
+    ControlError,
     EngineDeadError,
     NotReadyError,
     OverloadedError,
@@ -30,6 +31,7 @@ _TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "RequestEntityTooLargeError",
     415: "UnsupportedMediaTypeError",
     422: "UnprocessableEntityError",
@@ -39,6 +41,7 @@ _TYPES = {
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }
+_CONTROL_FAULTS = {"argument": 400, "denied": 403, "missing": 404, "state": 409}
 _MAX_MESSAGE = 1000
 # Clients repeat requests that failed with 500. One that breaks the engine would do so again.
 _NO_RETRY = {"x-should-retry": "false"}
@@ -100,6 +103,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), headers={"Retry-After": str(error.retry_after)})
         case NotReadyError():
             return ApiError(503, str(error), headers={"Retry-After": "5"})
+        case ControlError():
+            return ApiError(_CONTROL_FAULTS.get(error.fault, 500), str(error))
         case EngineDeadError():
             return ApiError(500, f"{error}; the request is lost", headers=_NO_RETRY)
         case RequestFailedError():

@@ -37,7 +37,7 @@ class HeaderRules:
 
 def _header_fault(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
     if len(headers) > MAX_HEADERS:
-        return ApiError(431, f"more than {MAX_HEADERS} headers", headers=_CLOSE)
+        return ApiError(431, f"more than {MAX_HEADERS} headers")
     names = {name for name, _ in headers}
     if b"transfer-encoding" in names and b"content-length" in names:
         # A proxy that believes the other one sees another request in the rest.

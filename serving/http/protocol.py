@@ -11,6 +11,8 @@ import msgspec
 type Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 type Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 type TokenIds = Annotated[list[Int32], msgspec.Meta(max_length=2**20)]
+type Messages = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=2**14)]
+type Items = Annotated[list[Any], msgspec.Meta(max_length=2**20)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -71,7 +73,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[Any] | None = None
+    prompt: str | Items | None = None
     logprobs: Int32 | bool | None = None
     best_of: Int32 | None = None
     suffix: str | None = None
@@ -102,7 +104,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
@@ -123,7 +125,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -9,15 +9,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from serving.errors import ServingError
+from serving.http.answer import reply
 from serving.http.body import decode_body
 from serving.http.chat import ChatAnswer
 from serving.http.chat_prompt import make_jobs
-from serving.http.completions import start_stream
 from serving.http.context import ServerContext
 from serving.http.errors import as_api_error, error_body
-from serving.http.json_response import JsonResponse, encode
+from serving.http.json_response import encode
 from serving.http.responses_protocol import ResponsesRequest, as_chat
-from serving.http.streaming import until_disconnect
 from serving.sequence_stream import Delta
 from serving.tools.pieces import Content, Piece, Reasoning, ToolArguments, ToolStart
 
@@ -112,10 +111,10 @@ class _Answer:
     """One request and its answer."""
 
     def __init__(self, body: ResponsesRequest, chat: ChatAnswer, answer_id: str, model: str):
+        self.stream = chat.stream
         self._chat = chat
         self._items = Items()
         self._reason: str | None = None
-        self._reasoning_tokens = 0
         self._head = {
             "id": answer_id,
             "object": "response",
@@ -184,10 +183,15 @@ class _Answer:
 
     def _take(self, choice: Any, delta: Delta) -> list[Piece]:
         self._chat.usage.completion_tokens += len(delta.token_ids)
-        pieces = self._chat.pieces(choice, delta)
-        if pieces and all(isinstance(piece, Reasoning) for piece in pieces):
-            self._reasoning_tokens += len(delta.token_ids)
-        return pieces
+        return self._chat.pieces(choice, delta)
+
+    def _num_reasoning_tokens(self) -> int:
+        """Of the thoughts' text: tokens at the borders may belong to two items."""
+        tokenizer = self._chat.context.llm.tokenizer
+        thoughts = [item for item in self._items.output if item["type"] == "reasoning"]
+        if tokenizer is None:
+            return 0
+        return sum(len(tokenizer.encode(item["content"][0]["text"], False)) for item in thoughts)
 
     def _status(self) -> str:
         return "completed" if self._reason == "stop" else "incomplete"
@@ -205,7 +209,7 @@ class _Answer:
                 "input_tokens": counted.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
                 "output_tokens": counted.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+                "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens()},
                 "total_tokens": counted.prompt_tokens + counted.completion_tokens,
             }
         return {
@@ -222,9 +226,8 @@ def responses_route(context: ServerContext) -> Any:
     """The endpoint."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        settings = context.settings
-        context.llm.check_ready()
-        body = await decode_body(request, ResponsesRequest, settings.max_body_size)
+        context.llm.check_door()
+        body = await decode_body(request, ResponsesRequest, context.settings.max_body_size)
         model = context.check_model(body.model)
         answer_id = context.request_id(request, body.request_id, "resp")
         chat_body = as_chat(body)
@@ -232,10 +235,7 @@ def responses_route(context: ServerContext) -> Any:
         stream = context.llm.submit(jobs, answer_id)
         chat = ChatAnswer(context, chat_body, stream, answer_id, model, "response")
         answer = _Answer(body, chat, answer_id, model)
-        if body.stream:
-            return await start_stream(request, stream, answer.events(), context)
-        whole = await until_disconnect(request, answer.whole(), settings.request_timeout)
-        return JsonResponse(whole)
+        return await reply(request, context, answer, streamed=bool(body.stream))
 
     return endpoint
 

@@ -12,7 +12,11 @@ from jaxllm.engine.block_pool import BlockPool
 from serving.engine.block_map import block_runs
 
 LONG = {"prompt": "Hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-CONTROL = ("/pause", "/resume", "/is_paused", "/reset_prefix_cache", "/abort_requests")
+READS = ("/is_paused", "/is_sleeping")
+CONTROL = (
+    *READS,
+    *("/pause", "/resume", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up"),
+)
 
 
 def free_port():
@@ -46,7 +50,7 @@ ROOT = {"authorization": "Bearer root"}
 def test_control_needs_its_own_key_and_its_own_listener(both):
     server, control = both
     for path in CONTROL:
-        method = "GET" if path == "/is_paused" else "POST"
+        method = "GET" if path in READS else "POST"
         for headers in ({}, {"authorization": "Bearer user"}):
             assert control.request(method, path, headers=headers).status_code == 401
         assert server.client.request(method, path, json={}, headers=ROOT).status_code == 401
@@ -88,6 +92,8 @@ def test_abort_and_reset(both):
     running.join(10)
     assert found[0]["choices"][0]["finish_reason"] == "abort"
     server.wait_idle()
+    assert control.get("/is_sleeping", headers=ROOT).json() == {"is_sleeping": False}
+    assert control.post("/sleep", params={"level": "7"}, headers=ROOT).status_code == 400
     bad = control.post("/abort_requests", json={"request_ids": "x"}, headers=ROOT)
     assert bad.status_code == 400
 
