@@ -135,10 +135,12 @@ class Tracing:
 
     def __init__(self, endpoint: str, model: str, processor: Any = None):
         try:
-            from opentelemetry.propagators.tracecontext import TraceContextTextMapPropagator
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import (
+                TraceContextTextMapPropagator,
+            )
 
             exporter = None if processor is not None else _exporter(endpoint)
         except ImportError as error:
