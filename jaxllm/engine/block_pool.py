@@ -97,9 +97,9 @@ class BlockPool:
             self._hashes[block] = block_hash
             self._index[block_hash] = block
 
-    def is_cached(self, block: int) -> bool:
-        """Whether the block's content can be found by its hash."""
-        return self._hashes[block] is not None
+    def cached(self) -> list[bool]:
+        """Per block, whether its content can be found by its hash: O(pool size), for views."""
+        return [block_hash is not None for block_hash in self._hashes]
 
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
         """How many of these (cached) blocks stand in the free list."""

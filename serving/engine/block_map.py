@@ -1,24 +1,24 @@
 """What each block of the KV pool is used for, in a form short enough to send often."""
 
-import itertools
+import numpy as np
 
 from jaxllm.engine.block_pool import BlockPool
 
-FREE, CACHED, USED, SHARED = "free", "cached", "used", "shared"
+STATES = ("free", "cached", "used", "shared")
 
 
 def block_runs(pool: BlockPool) -> list[tuple[str, int]]:
     """(state, count) of neighbours in the same state, from block 1 on; O(pool size).
 
     "cached" is content that no request holds and that may be evicted, "used" is held by one
-    request, "shared" by several. Their counts are `pool.num_usable` in all.
+    request, "shared" by several. The counts are `pool.num_usable` in all.
     """
-    states = (_state(pool, block) for block in range(1, pool.num_blocks))
-    return [(state, sum(1 for _ in run)) for state, run in itertools.groupby(states)]
-
-
-def _state(pool: BlockPool, block: int) -> str:
-    count = pool.ref_counts[block]
-    if count:
-        return USED if count == 1 else SHARED
-    return CACHED if pool.is_cached(block) else FREE
+    holders = np.asarray(pool.ref_counts[1:])
+    cached = np.asarray(pool.cached()[1:])
+    states = np.where(holders > 0, 1 + np.minimum(holders, 2), cached)
+    starts = np.flatnonzero(np.diff(states, prepend=-1))
+    lengths = np.diff(starts, append=len(states))
+    return [
+        (STATES[state], length)
+        for state, length in zip(states[starts].tolist(), lengths.tolist(), strict=True)
+    ]

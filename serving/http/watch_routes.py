@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving.diagnose import Diagnosis, Sample, parse
+from serving.engine.block_map import STATES
 from serving.http.context import ServerContext
 from serving.http.errors import bad_request
 from serving.http.json_response import JsonResponse
@@ -22,13 +23,21 @@ def watch_routes(context: ServerContext) -> list[Route]:
     """Both of them."""
     llm = context.llm
 
-    async def blocks(request: Request) -> Response:
+    latest: asyncio.Task[dict[str, Any]] | None = None
+
+    async def look() -> dict[str, Any]:
         runs: list[tuple[str, int]] = await llm.call("block_runs")
-        totals: dict[str, int] = dict.fromkeys(("free", "cached", "used", "shared"), 0)
+        totals = dict.fromkeys(STATES, 0)
         for state, count in runs:
             totals[state] += count
-        block_size = llm.description.block_size
-        return JsonResponse({"block_size": block_size, "counts": totals, "runs": runs})
+        return {"block_size": llm.description.block_size, "counts": totals, "runs": runs}
+
+    async def blocks(request: Request) -> Response:
+        nonlocal latest
+        # The engine looks at every block, so those who ask meanwhile share an answer.
+        if latest is None or latest.done():
+            latest = asyncio.create_task(look())
+        return JsonResponse(await asyncio.shield(latest))
 
     async def sample() -> Sample:
         page = llm.metrics.render().decode()
