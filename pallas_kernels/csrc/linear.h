@@ -28,7 +28,7 @@ INLINE void add_half(const float* x, int64_t stride, const T* const* w, int64_t 
   for (int r = 0; r < R; r++) y[r] = load(x + r * stride + i + half * W);
   for (int c = 0; c < C; c++) {
     vf a = load_half<half>(w[c] + i);
-    for (int r = 0; r < R; r++) acc[r][c] = fma(y[r], a, acc[r][c]);
+    for (int r = 0; r < R; r++) acc[r][c] = add_product(acc[r][c], y[r], a);
   }
 }
 template <int R, int C, class T>

@@ -63,6 +63,18 @@ INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
+// acc = fma(a, b, acc), with all three in registers. Compilers left to choose fold the load of an
+// operand into each of its uses, or overwrite the wrong one of the three and move it back; a tile
+// that fills the sixteen registers then waits for loads rather than multiply-adds.
+INLINE vf add_product(vf acc, vf a, vf b) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+  asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+  return acc;
+#else
+  return fma(a, b, acc);
+#endif
+}
+
 // ---- widening loads: W values as f32
 
 INLINE vf load(const float* p) { return *(const vf*)p; }
@@ -100,12 +112,26 @@ INLINE vf load(const i8* p) {
   return __builtin_convertvector(__builtin_convertvector(*(const vc*)p, vi), vf);
 }
 
+// Each element without its lower 16 bits. Where registers are scarce the mask comes from memory, as
+// a value that compilers cannot see: they would build a constant anew for each use.
+INLINE vf upper_halves(vi x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  alignas(32) static const int32_t values[W] = {-65536, -65536, -65536, -65536,
+                                                -65536, -65536, -65536, -65536};
+  const int32_t* mask = values;
+  asm("" : "+r"(mask));
+  return (vf)(x & *(const vi*)mask);
+#else
+  return (vf)(x & (int32_t)0xffff0000);
+#endif
+}
+
 // One half (0 or 1) of 2 W values. bf16 comes as even and odd elements: a shift or a mask in place
 // of a widening. Whatever meets it must be in the same order (see `paired` below).
 template <int half, class T> INLINE vf load_half(const T* p) { return load(p + half * W); }
 template <int half> INLINE vf load_half(const bf16* p) {
   vi x = *(const vi*)p;
-  return (vf)(half == 0 ? x << 16 : x & (int32_t)0xffff0000);
+  return half == 0 ? (vf)(x << 16) : upper_halves(x);
 }
 
 // ---- narrowing stores: round to nearest, ties to even
