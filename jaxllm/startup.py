@@ -16,6 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import SchedulerConfig
 from jaxllm.execution.compilation import default_cache_dir, enable_persistent_cache
+from jaxllm.execution.huge_pages import in_huge_pages
 from jaxllm.execution.invariance import check_batch_invariance
 from jaxllm.execution.mesh import HeadLayout, make_mesh
 from jaxllm.execution.ops import choose_ops, differentiable_ops, product_impl
@@ -88,8 +89,14 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     own_rows = plan.impl == "cpu" and product_impl(device.platform, mesh.size) == "ffi"
     fixed_shapes = config.batch_invariant and not own_rows
     runner_config = size_engine(config, model, plan, progress, fixed_shapes)
-    params = load_params(
-        checkpoint, model.abstract, ignore=model.ignored_names, seed=config.seed, progress=progress
+    params = in_huge_pages(
+        load_params(
+            checkpoint,
+            model.abstract,
+            ignore=model.ignored_names,
+            seed=config.seed,
+            progress=progress,
+        )
     )
     loaded = time.monotonic()
     runner = Runner(model, params, plan, runner_config)

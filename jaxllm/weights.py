@@ -14,6 +14,7 @@ from jaxllm.checkpoints.load import load_params
 from jaxllm.checkpoints.resolve import Checkpoint, resolve
 from jaxllm.engine.step_plan import EngineOutput
 from jaxllm.errors import AsleepError, BusyError, ParameterError, WeightsError
+from jaxllm.execution.huge_pages import in_huge_pages
 from jaxllm.execution.parameters import Params
 from jaxllm.execution.weights import check_weights, named_leaves, place_weights, to_host
 from jaxllm.models.registry import find_family
@@ -97,7 +98,7 @@ class WeightControl:
             params = load_params(checkpoint, abstract, ignore=ignore, progress=False)
         else:
             params = place_weights(leaves, abstract, copy)
-        self._engine.runner.set_params(params)
+        self._engine.runner.set_params(in_huge_pages(params) if copy else params)
         self._on_host = {}
         logger.info("new weights in %.3f s", time.monotonic() - began)
         return news
@@ -139,7 +140,8 @@ class WeightControl:
         wanted = TAGS if tags is None else tags
         runner = self._engine.runner
         if "weights" in wanted and self._on_host:
-            runner.set_params(place_weights(self._on_host, runner.model.abstract, copy=False))
+            params = place_weights(self._on_host, runner.model.abstract, copy=False)
+            runner.set_params(in_huge_pages(params))
             self._on_host = {}
         if "kv_cache" in wanted and not runner.has_pools:
             runner.allocate_pools()
