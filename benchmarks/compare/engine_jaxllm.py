@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from benchmarks.compare import harness
-from benchmarks.compare.workloads import MAX_MODEL_LEN, MAX_NUM_SEQS
+from benchmarks.compare.workloads import MAX_NUM_SEQS
 from jaxllm import LLM, SamplingParams
 
 
@@ -15,9 +15,9 @@ class JaxllmEngine:
         self._llm = LLM(
             model=args.model,
             dtype=args.dtype,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=args.setup.max_model_len,
             max_num_seqs=MAX_NUM_SEQS,
-            enable_prefix_caching=False,
+            enable_prefix_caching=args.setup.prefix_caching,
             enforce_eager=args.enforce_eager,
             kv_cache_memory=2 * 2**30,
             progress=False,

@@ -2,9 +2,9 @@
 
     python -m benchmarks.compare.engine_NAME --model DIR --workload throughput
 
-prints one JSON line per timed run. With ``--serve`` the engine stays up and reads workload names
-from standard input, one a line, so that ``run.py`` can let engines take turns without starting each
-anew. Anything else the engine prints goes to standard error.
+prints one JSON line per timed run. With ``--serve`` the engine stays up and reads lines of a workload
+and the number of a round from standard input, so that ``run.py`` can let engines take turns without
+starting each anew. Anything else the engine prints goes to standard error.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from benchmarks.compare.workloads import WORKLOADS, Workload, digest
+from benchmarks.compare.workloads import SETUPS, WORKLOADS, Workload, digest
 
 
 class Engine(Protocol):
@@ -34,14 +34,18 @@ def cores() -> list[int]:
 
 
 def measure(
-    engine: Engine, args: argparse.Namespace, workload: Workload, startup: float
+    engine: Engine,
+    args: argparse.Namespace,
+    workload: Workload,
+    startup: float,
+    round_number: int = 0,
 ) -> dict[str, Any]:
     """One timed run, as the JSON object to print.
 
     Raises:
         RuntimeError: the engine gave fewer or more tokens than asked.
     """
-    prompts = workload.prompts()
+    prompts = workload.prompts(round_number)
     begin = time.perf_counter()
     outputs = engine.generate(prompts, workload.new_tokens)
     seconds = time.perf_counter() - begin
@@ -56,6 +60,7 @@ def measure(
         "engine": args.name,
         "dtype": args.dtype,
         "workload": workload.name,
+        "round": round_number,
         "requests": len(prompts),
         "prompt_tokens": sum(len(ids) for ids in prompts),
         "output_tokens": output_tokens,
@@ -76,6 +81,7 @@ def main(name: str, start: Callable[[argparse.Namespace], Engine], doc: str) -> 
     parser.add_argument("--model", required=True, help="Hugging Face folder, bfloat16 weights")
     parser.add_argument("--name", default=name, help="what to call the engine in the output")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="throughput")
+    parser.add_argument("--setup", choices=list(SETUPS), help="default: that of the workload")
     parser.add_argument("--warmup", type=int, default=1, help="untimed runs before the first")
     parser.add_argument("--runs", type=int, default=1, help="timed runs")
     parser.add_argument("--serve", action="store_true", help="take workload names from stdin")
@@ -84,29 +90,31 @@ def main(name: str, start: Callable[[argparse.Namespace], Engine], doc: str) -> 
     parser.add_argument("--enforce-eager", action="store_true", help="no compilation at start-up")
     parser.add_argument("--bind", choices=["all", "auto"], default="all", help="vLLM's cores")
     args = parser.parse_args()
+    args.setup = SETUPS[args.setup or WORKLOADS[args.workload].setup]
     lines = _own_stdout()
     begin = time.perf_counter()
     engine = start(args)
     startup = time.perf_counter() - begin
     warm: set[str] = set()
 
-    def run(workload: Workload) -> None:
+    def run(workload: Workload, round_number: int) -> None:
         if workload.name not in warm:
-            for _ in range(args.warmup):
-                measure(engine, args, workload, startup)
+            for i in range(args.warmup):
+                measure(engine, args, workload, startup, -1 - i)
             warm.add(workload.name)
-        result = measure(engine, args, workload, startup)
+        result = measure(engine, args, workload, startup, round_number)
         if not args.outputs:
             del result["outputs"]
         print(json.dumps(result), file=lines, flush=True)
 
     if not args.serve:
-        for _ in range(args.runs):
-            run(WORKLOADS[args.workload])
+        for i in range(args.runs):
+            run(WORKLOADS[args.workload], i)
         return
     print(json.dumps({"ready": args.name, "startup_s": round(startup, 2)}), file=lines, flush=True)
     for line in sys.stdin:
-        run(WORKLOADS[line.strip()])
+        name, round_number = line.split()
+        run(WORKLOADS[name], int(round_number))
 
 
 def _own_stdout() -> TextIO:

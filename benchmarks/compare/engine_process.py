@@ -1,0 +1,106 @@
+"""Engines in processes of their own, all stopped but the one whose turn it is."""
+
+import argparse
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import IO, Any
+
+# The script, which environment it runs in (None: the project's own), and its arguments.
+ENGINES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "jaxllm": ("engine_jaxllm", None, ()),
+    "jaxllm-float32": ("engine_jaxllm", None, ("--dtype", "float32")),
+    "vllm": ("engine_vllm", "vllm", ()),
+    "vllm-default-binding": ("engine_vllm", "vllm", ("--bind", "auto")),
+    "vllm-float32": ("engine_vllm", "vllm", ("--dtype", "float32")),
+    "vllm-float32-eager": ("engine_vllm", "vllm", ("--dtype", "float32", "--enforce-eager")),
+    "transformers": ("engine_transformers", "torch", ()),
+    "transformers-float32": ("engine_transformers", "torch", ("--dtype", "float32")),
+}
+
+
+class EngineFailedError(Exception):
+    """An engine stopped without an answer."""
+
+
+@dataclasses.dataclass(slots=True)
+class EngineProcess:
+    """An engine that is up, and stopped unless it is its turn."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    startup_s: float
+
+    @classmethod
+    def start(cls, name: str, setup: str, args: argparse.Namespace) -> "EngineProcess":
+        """Starts an engine, waits until it is up, and stops it. EngineFailedError if it ends."""
+        script, environment, extra = ENGINES[name]
+        python = sys.executable if environment is None else args.peers / environment / "bin/python"
+        log = (args.out / f"{name}-{setup}.log").open("w")
+        process = subprocess.Popen(
+            [
+                *(python, "-m", f"benchmarks.compare.{script}"),
+                *("--model", args.model, "--name", name, "--serve", "--outputs"),
+                *("--setup", setup, *extra),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        engine = cls(name, process, 0.0)
+        begin = time.perf_counter()
+        engine._answer(None)
+        engine.startup_s = time.perf_counter() - begin
+        engine._signal(signal.SIGSTOP)
+        return engine
+
+    def run(self, workload: str, round_number: int, limit: float) -> dict[str, Any]:
+        """One timed run while everybody else is stopped. EngineFailedError after `limit` seconds."""
+        self._signal(signal.SIGCONT)
+        try:
+            _pipe(self.process.stdin).write(f"{workload} {round_number}\n".encode())
+            return self._answer(limit)
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """Ends the engine; its workers too, which may outlive the process that started them."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+
+    def _answer(self, limit: float | None) -> dict[str, Any]:
+        """The next line, which may take two runs: an engine's first is preceded by an untimed one."""
+        out = _pipe(self.process.stdout)
+        if limit is not None and not select.select([out], [], [], 2 * limit)[0]:
+            raise EngineFailedError(f"{self.name} was not done after {2 * limit:.0f} s")
+        line = out.readline()
+        if not line:
+            raise EngineFailedError(f"{self.name} ended with {self.process.wait()}; see its log")
+        return json.loads(line)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise EngineFailedError("the engine was started without pipes")
+    return stream
