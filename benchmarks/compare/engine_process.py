@@ -63,7 +63,7 @@ class EngineProcess:
         return engine
 
     def run(self, workload: str, round_number: int, limit: float) -> dict[str, Any]:
-        """One timed run while everybody else is stopped. EngineFailedError after `limit` seconds."""
+        """One timed run while all others are stopped; EngineFailedError after `limit` seconds."""
         self._signal(signal.SIGCONT)
         try:
             _pipe(self.process.stdin).write(f"{workload} {round_number}\n".encode())
@@ -84,7 +84,7 @@ class EngineProcess:
             self.process.wait()
 
     def _answer(self, limit: float | None) -> dict[str, Any]:
-        """The next line, which may take two runs: an engine's first is preceded by an untimed one."""
+        """The next line; it may take two runs, since an untimed one precedes the first."""
         out = _pipe(self.process.stdout)
         if limit is not None and not select.select([out], [], [], 2 * limit)[0]:
             raise EngineFailedError(f"{self.name} was not done after {2 * limit:.0f} s")

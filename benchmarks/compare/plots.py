@@ -21,7 +21,7 @@ def plot_offline(rows: list[dict[str, Any]], path: Path) -> None:
         medians = [row["median"] for row in mine]
         below = [row["median"] - row["least"] for row in mine]
         above = [row["most"] - row["median"] for row in mine]
-        axis.bar(names, medians, yerr=[below, above], capsize=4, color=plt.cm.tab10.colors)
+        axis.bar(names, medians, yerr=[below, above], capsize=4)
         axis.set_title(workload)
         axis.tick_params(axis="x", labelsize=7)
     axes[0][0].set_ylabel("output tokens per second")

@@ -6,11 +6,11 @@
     python -m benchmarks.compare.run --peers PEERS --model MODELS/smollm2-bf16 --out results
 
 Run from the repository's root, in the project's environment, on an otherwise idle machine. Every
-engine is started once for the workloads of a setup (see workloads.py), one after the other; then in
-each round each engine runs each workload while the processes of all others are stopped (SIGSTOP), so
-that cores are never shared. The first run of a workload in an engine is preceded by an untimed one,
-and every round has prompts of its own. An engine that needs longer than ``--limit`` for a run is
-left out from there on, and the table says so.
+engine is started once for the workloads of a setup (see workloads.py), one after the other; then
+in each round each engine runs each workload while the processes of all others are stopped
+(SIGSTOP), so that cores are never shared. The first run of a workload in an engine is preceded by
+an untimed one, and every round has prompts of its own. An engine that needs longer than
+``--limit`` for a run is left out from there on, and the table says so.
 
 On a processor without AVX-512, PyTorch's bfloat16 products run through a slow path (oneDNN has none
 for AVX2), so there the peers are at their best in float32, with the same weights:
