@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -40,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     unknown = set(arguments.only) - set(BARS)
     if unknown:
         parser.error(f"no bar {', '.join(sorted(unknown))}")
+    # Servers that were started are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = []
     in_order = sorted(BARS, key=lambda number: (not number.isdigit(), number.zfill(2)))
     for number in arguments.only or in_order:
