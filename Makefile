@@ -12,7 +12,7 @@ AOT := .aot
 AOT_WHEELS := jax-cuda13-plugin==0.12.0.1 jax-cuda13-pjrt==0.12.0.1 nvidia-cuda-nvcc==13.5.37 \
   nvidia-nvvm==13.5.37 nvidia-cuda-crt==13.5.37 nvidia-cuda-runtime==13.5.37
 
-.PHONY: help install install-test demo test report lint format clean
+.PHONY: help install install-test demo test report compare lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,9 @@ test: lint  ## lint, types and all tests that need no GPU and no peer
 
 report: install-test  ## the table of GPU kernel variants, compiled for an H200
 	JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(BIN)/python -m pallas_kernels.testing.report
+
+compare: install-test  ## measure beside vLLM and transformers; results in benchmarks/results/compare
+	benchmarks/compare/all.sh benchmarks/results/compare
 
 lint: install-test  ## ruff and mypy
 	$(BIN)/ruff check .

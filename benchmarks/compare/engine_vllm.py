@@ -9,15 +9,18 @@ import argparse
 import glob
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import harness
 from benchmarks.compare.workloads import MAX_NUM_SEQS
 
-PRELOADS = (
-    "/usr/lib/*/libtcmalloc_minimal.so.4",
-    os.path.join(sys.prefix, "lib", "libiomp5.so"),
-)
+PRELOADS = ("/usr/lib/*/libtcmalloc_minimal.so.4", "lib/libiomp5.so")
+
+
+def preloaded(patterns: tuple[str, ...], prefix: str | Path) -> list[str]:
+    """The libraries of these patterns that exist; relative ones lie in an environment's folder."""
+    return [path for pattern in patterns for path in glob.glob(str(Path(prefix) / pattern))]
 
 
 class VllmEngine:
@@ -26,7 +29,7 @@ class VllmEngine:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         if args.bind == "all":
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, harness.cores()))
-        self._preloaded = [path for pattern in PRELOADS for path in glob.glob(pattern)]
+        self._preloaded = preloaded(PRELOADS, sys.prefix)
         # The workers are processes of their own, started after this line.
         os.environ["LD_PRELOAD"] = ":".join(self._preloaded)
 

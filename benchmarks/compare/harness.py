@@ -3,8 +3,8 @@
     python -m benchmarks.compare.engine_NAME --model DIR --workload throughput
 
 prints one JSON line per timed run. With ``--serve`` the engine stays up and reads lines of a
-workload and the number of a round from standard input, so that ``run.py`` can let engines take turns
-without starting each anew. Anything else the engine prints goes to standard error.
+workload and the number of a round from standard input, so that ``run.py`` can let engines take
+turns without starting each anew. Anything else the engine prints goes to standard error.
 """
 
 import argparse
