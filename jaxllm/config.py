@@ -89,6 +89,11 @@ class EngineConfig:
     compilation_cache_dir: str | None = _field(
         None, "folder of compiled programs; unset: JAX_COMPILATION_CACHE_DIR or the user's cache"
     )
+    batch_invariant: bool = _field(
+        False,
+        "promise the same bits for a request alone, in any batch, chunked, preempted or cached; "
+        "checked at start",
+    )
     max_logprobs: int = _field(20, "most log probabilities a request may ask for at a position")
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = _field(
         "raw_logprobs",

@@ -15,7 +15,7 @@ from jaxllm.engine.step_plan import EngineOutput
 from jaxllm.errors import AsleepError, CapacityError, ConfigError, ParameterError
 from jaxllm.execution.parameters import FunctionalModel, Params
 from jaxllm.outputs import RequestOutput
-from jaxllm.sampling_params import SamplingParams, check_against_model
+from jaxllm.sampling_params import SamplingParams, check_against_model, sampling_defaults
 from jaxllm.sequence_group import Sequence as Sample
 from jaxllm.sequence_group import SequenceGroup
 from jaxllm.startup import start_engine, training_model
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from jaxllm.text.structured import GrammarCompiler
 
 type Messages = Sequence[Mapping[str, Any]]
-
-# Keys of generation_config.json that are defaults of sampling parameters.
-GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -242,8 +239,11 @@ class LLM:
 
     def abort(self, request_ids: str | Sequence[str]) -> None:
         """Ends running requests of a stream; their last output says "abort"."""
-        ids = [request_ids] if isinstance(request_ids, str) else [*request_ids]
-        self._news += self._engine.core.abort(ids)
+        named = {request_ids} if isinstance(request_ids, str) else {*request_ids}
+        core = self._engine.core
+        # The samples of request "7" are the requests "0_7", "1_7" and so on.
+        ids = [key for key in core.scheduler.requests if named & {key, key.partition("_")[2]}]
+        self._news += core.abort(ids)
 
     @property
     def params(self) -> Params:
@@ -416,12 +416,7 @@ class LLM:
 
 def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams from the content of a generation_config.json."""
-    found = {k: generation_config[k] for k in GENERATION_KEYS if generation_config.get(k)}
-    if generation_config.get("do_sample") is False:
-        found = {"temperature": 0.0}
-    if generation_config.get("max_new_tokens"):
-        found["max_tokens"] = generation_config["max_new_tokens"]
-    return SamplingParams(**found)
+    return SamplingParams(**sampling_defaults(generation_config))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -6,7 +6,7 @@ Names, defaults and limits are vLLM's.
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxllm.errors import ParameterError
@@ -30,6 +30,29 @@ UNSUPPORTED_DEFAULTS: dict[str, Any] = {
     "thinking_token_budget": None,
     "extra_args": None,
 }
+
+
+BOOLEANS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "skip_reading_prefix_cache",
+)
+
+# Keys of generation_config.json that are defaults of sampling parameters.
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SamplingParams, and their values, that a generation_config.json sets."""
+    found = {k: generation_config[k] for k in GENERATION_KEYS if generation_config.get(k)}
+    if generation_config.get("do_sample") is False:
+        found = {"temperature": 0.0}
+    if generation_config.get("max_new_tokens"):
+        found["max_tokens"] = generation_config["max_new_tokens"]
+    return found
 
 
 class RequestOutputKind(enum.Enum):
@@ -119,6 +142,9 @@ class SamplingParams:
             value = getattr(self, field)
             if value != default:
                 raise ParameterError(field, value, "is not supported")
+        for field in BOOLEANS:
+            if not isinstance(getattr(self, field), bool):
+                raise ParameterError(field, getattr(self, field), "must be True or False")
         self._check_numbers()
         self._check_ends()
         self._check_tokens()
@@ -158,7 +184,7 @@ class SamplingParams:
             raise ParameterError(
                 "min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}"
             )
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
         _check_words("stop", stop)
         if stop and not self.detokenize:
             raise ParameterError("stop", list(stop), "needs detokenize=True")
@@ -170,21 +196,16 @@ class SamplingParams:
             raise ParameterError("output_kind", self.output_kind, "must be a RequestOutputKind")
 
     def _check_tokens(self) -> None:
-        ids = tuple(dict.fromkeys(self.stop_token_ids or ()))
-        for token in ids:
-            _check_int("stop_token_ids", token, 0, 2**31 - 1)
-        self._set("stop_token_ids", ids)
-        words = tuple(self.bad_words or ())
+        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        words = _items("bad_words", self.bad_words)
         _check_words("bad_words", words)
         if len(words) > MAX_BAD_WORDS:
             raise ParameterError("bad_words", len(words), f"at most {MAX_BAD_WORDS} words")
         self._set("bad_words", words)
         if self.allowed_token_ids is not None:
-            allowed = tuple(dict.fromkeys(self.allowed_token_ids))
+            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
                 raise ParameterError("allowed_token_ids", [], "must not be empty")
-            for token in allowed:
-                _check_int("allowed_token_ids", token, 0, 2**31 - 1)
             self._set("allowed_token_ids", allowed)
         if self.logit_bias is not None:
             self._set("logit_bias", _checked_bias(self.logit_bias))
@@ -253,6 +274,23 @@ def _checked_bias(bias: object) -> dict[int, float]:
         _check_float("logit_bias", value, -math.inf, math.inf)
         checked[token] = min(max(float(value), -MAX_BIAS), MAX_BIAS)
     return checked
+
+
+def _items(field: str, value: Any) -> tuple[Any, ...]:
+    """What a list holds; None is an empty one."""
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise ParameterError(field, value, "must be a list")
+    return tuple(value)
+
+
+def _token_ids(field: str, value: Any) -> tuple[int, ...]:
+    """The ids of a list, each once."""
+    ids = _items(field, value)
+    for token in ids:
+        _check_int(field, token, 0, 2**31 - 1)
+    return tuple(dict.fromkeys(ids))
 
 
 def _check_words(field: str, words: tuple[Any, ...]) -> None:

@@ -38,10 +38,16 @@ CPU_LIMITS = Limits(64, 512, 32)
 SMALL_ACCELERATOR_LIMITS = Limits(256, 8192, 16)
 LARGE_ACCELERATOR_LIMITS = Limits(1024, 16384, 16)
 LARGE_ACCELERATOR_BYTES = 70 * GIB
+# XLA:CPU vectorises loops over fewer tokens in other ways, which changes last bits.
+LEAST_INVARIANT_TOKENS = 8
 
 
 def size_engine(
-    config: EngineConfig, model: FunctionalModel, plan: AttentionPlan, progress: bool
+    config: EngineConfig,
+    model: FunctionalModel,
+    plan: AttentionPlan,
+    progress: bool,
+    fixed_shapes: bool = False,
 ) -> RunnerConfig:
     """Every limit, with the pool sized and the longest request settled; logs the capacity.
 
@@ -50,6 +56,7 @@ def size_engine(
     """
     device = plan.mesh.devices.flat[0]
     draft = _step_limits(config, model, default_limits(device), progress)
+    draft = dataclasses.replace(draft, fixed_shapes=fixed_shapes)
     block_bytes = bytes_per_block(
         model.config, plan.heads, draft.block_size, np.dtype(plan.kv_dtype), plan.mesh.size
     )
@@ -109,6 +116,7 @@ def _step_limits(
         max_logprobs=config.max_logprobs,
         processed_logprobs=config.logprobs_mode == "processed_logprobs",
         enforce_eager=config.enforce_eager,
+        least_tokens=LEAST_INVARIANT_TOKENS if config.batch_invariant else 1,
         progress=progress,
     )
 

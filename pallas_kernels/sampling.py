@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.ordered import ordered_cumsum, ordered_sum
+
 # The reduction over a group is one pass of vectors; the search after it has V / 128 entries.
 _GROUP = 128
 _TOP_K_GROUP = 64
@@ -20,7 +22,7 @@ def two_stage_argmax(logits: jax.Array) -> jax.Array:
     """i32[R], the place of the largest of logits [R, V] in each row: of equal ones the first, as
     jnp.argmax for rows without NaN.
     """
-    best = jnp.argmax(_reduce_groups(logits, _GROUP, jnp.max), axis=-1)[:, None]
+    best = jnp.argmax(_reduce_groups(logits, _GROUP, _max), axis=-1)[:, None]
     columns, values = _take_groups(logits, best, _GROUP)
     return _at(columns, jnp.argmax(values, axis=-1))
 
@@ -35,7 +37,7 @@ def two_stage_top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     groups = -(-logits.shape[1] // _TOP_K_GROUP)
     if 2 * k > groups:  # too few groups to leave any out
         return _plain_top_k(logits, k)
-    maxima = _reduce_groups(logits, _TOP_K_GROUP, jnp.max)
+    maxima = _reduce_groups(logits, _TOP_K_GROUP, _max)
     chosen = jnp.sort(lax.top_k(maxima, k)[1], axis=-1)  # by place, so that ties keep their order
     columns, values = _take_groups(logits, chosen, _TOP_K_GROUP)
     best, places = lax.top_k(values, k)
@@ -49,10 +51,10 @@ def inverse_cdf_draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     A logit of minus infinity is never drawn; a row of nothing else gives 0. Sums are f32.
     """
     logits = logits.astype(jnp.float32)
-    top = _reduce_groups(logits, _GROUP, jnp.max).max(axis=-1, keepdims=True)
+    top = _reduce_groups(logits, _GROUP, _max).max(axis=-1, keepdims=True)
     top = jnp.where(jnp.isfinite(top), top, 0.0)
-    mass = _reduce_groups(jnp.exp(logits - top), _GROUP, jnp.sum)
-    running = jnp.cumsum(mass, axis=-1)
+    mass = _reduce_groups(jnp.exp(logits - top), _GROUP, ordered_sum)
+    running = ordered_cumsum(mass)
     target = uniform.astype(jnp.float32)[:, None] * running[:, -1:]
     group = _first_beyond(running, mass, target)[:, None]
     before = jnp.where(
@@ -60,7 +62,7 @@ def inverse_cdf_draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     )
     columns, values = _take_groups(logits, group, _GROUP)
     weights = jnp.exp(values - top)
-    return _at(columns, _first_beyond(jnp.cumsum(weights, axis=-1), weights, target - before))
+    return _at(columns, _first_beyond(ordered_cumsum(weights), weights, target - before))
 
 
 def _plain_top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -68,15 +70,21 @@ def _plain_top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values, places.astype(jnp.int32)
 
 
-def _reduce_groups(x: jax.Array, size: int, reduce: Callable[..., jax.Array]) -> jax.Array:
-    """Reduce each run of `size` columns of x [R, V]: [R, ceil(V / size)]."""
+def _max(x: jax.Array) -> jax.Array:
+    return x.max(axis=-1)
+
+
+def _reduce_groups(x: jax.Array, size: int, reduce: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Reduce each run of `size` columns of x [R, V] by a reduction of the last axis:
+    [R, ceil(V / size)].
+    """
     rows, width = x.shape
     whole = width // size
     parts = []
     if whole:
-        parts.append(reduce(x[:, : whole * size].reshape(rows, whole, size), axis=-1))
+        parts.append(reduce(x[:, : whole * size].reshape(rows, whole, size)))
     if whole * size < width:
-        parts.append(reduce(x[:, whole * size :], axis=-1, keepdims=True))
+        parts.append(reduce(x[:, whole * size :])[:, None])
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 

@@ -1,7 +1,6 @@
 """What a request can ask for, on a tiny random model with a tokenizer."""
 
 import json
-import random
 import re
 
 import numpy as np
@@ -122,6 +121,21 @@ def test_zero_logprobs_give_the_sampled_token_and_minus_one_all(llm):
         one(llm, logprobs=21)
 
 
+def test_a_neighbour_that_wants_the_whole_vocabulary_changes_nothing(llm):
+    alone = one(llm, logprobs=3, prompt_logprobs=2)
+    options = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    few = SamplingParams(**options, logprobs=3, prompt_logprobs=2)
+    everything = SamplingParams(**options, logprobs=-1)
+    none = SamplingParams(**options, logprobs=0)
+    first, _, last = llm.generate([PROMPT, OTHER, PROMPT], [few, everything, none], use_tqdm=False)
+    assert [len(e) for e in last.outputs[0].logprobs] == [1] * 20
+    pairs = zip(alone.outputs[0].logprobs, first.outputs[0].logprobs, strict=True)
+    for one_entry, other in pairs:
+        assert list(one_entry) == list(other)
+        assert [e.rank for e in one_entry.values()] == [e.rank for e in other.values()]
+        assert all(one_entry[t].logprob == pytest.approx(other[t].logprob, abs=1e-4) for t in other)
+
+
 def test_logprobs_do_not_change_the_text_and_cached_prefixes_not_the_logprobs(llm):
     plain = one(llm).outputs[0].token_ids
     for _ in range(2):
@@ -202,6 +216,22 @@ def test_a_truncated_prompt_keeps_its_end(llm):
     assert one(llm, truncate_prompt_tokens=5).prompt_token_ids == PROMPT["prompt_token_ids"][-5:]
 
 
+def test_an_aborted_request_ends_with_all_its_samples(llm):
+    params = SamplingParams(temperature=1, n=3, seed=1, max_tokens=100, ignore_eos=True)
+    last = None
+    for count, output in enumerate(llm.stream([PROMPT, OTHER], params)):
+        if count == 10:
+            llm.abort("unknown")
+            llm.abort([output.request_id])
+            aborted = output.request_id
+        if count >= 10 and output.request_id == aborted:
+            last = output
+        if last is not None and last.finished:
+            break
+    assert [c.finish_reason for c in last.outputs] == ["abort"] * 3
+    assert llm._engine.core.scheduler.pool.num_used == 0
+
+
 def test_an_aborted_stream_says_so(llm):
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     outputs = []
@@ -214,73 +244,23 @@ def test_an_aborted_stream_says_so(llm):
     assert llm._engine.core.scheduler.pool.num_used == 0
 
 
-def random_params(rng: random.Random, vocab: int) -> SamplingParams:
-    options = {
-        "temperature": rng.choice([0, 0.7, 1.0, 1.5]),
-        "top_p": rng.choice([1.0, 0.9, 0.5]),
-        "top_k": rng.choice([0, 1, 20]),
-        "min_p": rng.choice([0.0, 0.05]),
-        "seed": rng.randrange(1000),
-        "max_tokens": rng.randint(1, 12),
-        "presence_penalty": rng.choice([0, 0, 1.0]),
-        "frequency_penalty": rng.choice([0, 0, -0.5]),
-        "repetition_penalty": rng.choice([1.0, 1.0, 1.2]),
-        "logprobs": rng.choice([None, None, 0, 4]),
-        "prompt_logprobs": rng.choice([None, None, None, 2]),
-        "ignore_eos": rng.random() < 0.5,
-    }
-    if rng.random() < 0.2:
-        options["allowed_token_ids"] = rng.sample(range(vocab), 30)
-    if rng.random() < 0.2:
-        options["logit_bias"] = {rng.randrange(vocab): rng.uniform(-5, 5) for _ in range(4)}
-    if rng.random() < 0.3:
-        options["stop_token_ids"] = rng.sample(range(vocab), 10)
-        options["min_tokens"] = rng.randint(0, options["max_tokens"])
-    if rng.random() < 0.2:
-        options["stop"] = rng.choice(["e", "the", "a b"])
-    if rng.random() < 0.15:
-        options["structured_outputs"] = StructuredOutputs(regex="[a-z ]{1,6}")
-        options.pop("allowed_token_ids", None)
-    return SamplingParams(**options)
-
-
-def obeys(output, p: SamplingParams) -> None:
-    completion = output.outputs[0]
-    ids = completion.token_ids
-    assert 1 <= len(ids) <= p.max_tokens
-    if completion.finish_reason == "length":
-        assert len(ids) == p.max_tokens
-    assert completion.finish_reason in ("stop", "length")
-    if p.allowed_token_ids:
-        assert set(ids) <= set(p.allowed_token_ids)
-    if isinstance(completion.stop_reason, int):
-        assert ids[-1] == completion.stop_reason and completion.stop_reason in p.stop_token_ids
-        assert len(ids) > p.min_tokens
-    if p.stop and completion.finish_reason == "length" and not p.min_tokens:
-        assert not any(s in completion.text for s in p.stop)
-    if p.logprobs is not None:
-        assert len(completion.logprobs) == len(ids)
-        assert all(np.isfinite(e.logprob) for entry in completion.logprobs for e in entry.values())
-        assert all(t in entry for t, entry in zip(ids, completion.logprobs, strict=True))
-    if p.prompt_logprobs is not None:
-        assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
-    if p.structured_outputs is not None and completion.finish_reason == "stop" and not p.stop:
-        assert re.fullmatch("[a-z ]{1,6}", completion.text)
-
-
-def test_random_requests_obey_their_own_constraints_and_equal_themselves_alone(llm):
-    rng = random.Random(7)
-    vocab = llm._engine.model_config.vocab_size
-    prompts = [
-        {"prompt_token_ids": [rng.randrange(3, vocab) for _ in range(rng.randint(1, 60))]}
-        for _ in range(120)
-    ]
-    params = [random_params(rng, vocab) for _ in prompts]
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    for output, p in zip(outputs, params, strict=True):
-        obeys(output, p)
-    for i in rng.sample(range(len(prompts)), 12):
-        alone = llm.generate(prompts[i], params[i], use_tqdm=False)[0].outputs[0]
-        assert alone.token_ids == outputs[i].outputs[0].token_ids
-        assert alone.text == outputs[i].outputs[0].text
-    assert llm._engine.core.scheduler.pool.num_used == 0
+@pytest.mark.parametrize(
+    ("settings", "temperature", "logged"),
+    [
+        ({}, 0.6, "temperature=0.6, top_k=40, max_tokens=64 from generation_config.json"),
+        ({"generation_config": "none"}, 1.0, "the general ones"),
+    ],
+    ids=["auto", "none"],
+)
+def test_the_defaults_in_force_are_logged_once(tmp_path, caplog, settings, temperature, logged):
+    (tmp_path / "config.json").write_text((DATA / "llama2" / "config.json").read_text())
+    generation = {"temperature": 0.6, "top_k": 40, "top_p": None, "max_new_tokens": 64}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    with caplog.at_level("INFO", logger="jaxllm"):
+        started = LLM(
+            str(tmp_path), load_format="dummy", skip_tokenizer_init=True, max_model_len=64,
+            kv_cache_memory="4MiB", enforce_eager=True, progress=False, **settings,
+        )  # fmt: skip
+    lines = [m for m in caplog.messages if m.startswith("default sampling parameters:")]
+    assert lines == [f"default sampling parameters: {logged}"]
+    assert started.get_default_sampling_params().temperature == temperature

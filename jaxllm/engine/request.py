@@ -4,7 +4,8 @@ import dataclasses
 import enum
 import itertools
 import time
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,11 +45,22 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class MaskFiller(Protocol):
+    """Computes the masks of many grammar states at once."""
+
+    def fill_masks(
+        self, states: Sequence[Any], rows: Sequence[int], out: np.ndarray
+    ) -> Mapping[int, ValueError]:
+        """Writes which tokens may follow states[i] to row rows[i] of out int32 [R, V / 32], bit
+        t % 32 of word t // 32; returns the error of each row that failed."""
+
+
 class GrammarState(Protocol):
     """Where an output stands in the grammar it must follow."""
 
-    def fill_mask(self, out: np.ndarray) -> None:
-        """Writes which tokens may come next: int32 [V / 32], bit t % 32 of word t // 32."""
+    @property
+    def filler(self) -> MaskFiller:
+        """What computes its masks."""
 
     def accept(self, token_id: int) -> bool:
         """Moves on by a token; False if the grammar does not allow it."""

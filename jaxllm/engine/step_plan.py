@@ -72,14 +72,27 @@ class LogprobRows:
 
     def row(self, index: int, token_id: int, count: int) -> TokenLogprobs:
         """One position, with the `count` most probable tokens (-1: all there are)."""
-        stop = None if count < 0 else count
+        values = self.top_logprobs[index]
+        ids: np.ndarray | None = None
+        if self.top_ids is not None:
+            ids = self.top_ids[index, :count]
+            values = values[:count]
+        elif count >= 0:
+            # Another request of the step asked for the whole vocabulary.
+            ids = _most_probable(values, count)
+            values = values[ids]
         return TokenLogprobs(
-            token_id,
-            float(self.logprobs[index]),
-            int(self.ranks[index]),
-            None if self.top_ids is None else self.top_ids[index, :stop],
-            self.top_logprobs[index] if self.top_ids is None else self.top_logprobs[index, :stop],
+            token_id, float(self.logprobs[index]), int(self.ranks[index]), ids, values
         )
+
+
+def _most_probable(values: np.ndarray, count: int) -> np.ndarray:
+    """Ids of the `count` largest of values [V] in falling order; equal ones by id."""
+    if count == 0:
+        return np.zeros(0, np.int32)
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    ids = np.flatnonzero(values >= least).astype(np.int32)
+    return ids[np.argsort(-values[ids], kind="stable")][:count]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxllm.engine.request import Request
+from jaxllm.engine.request import GrammarState, MaskFiller, Request
 
 # Least entries per row that an edit program is compiled for.
 ENTRIES_PER_ROW = 64
@@ -69,23 +69,13 @@ class RowEdits:
         for token, value in (params.logit_bias or {}).items():
             self._add[self._entry(token)] = value
 
-    def mask(self) -> np.ndarray | None:
-        """Allowed tokens, int32 [W]; None where all are."""
-        grammar = self.request.grammar
-        if grammar is None:
-            return self.allowed_bits
-        bits = np.empty_like(self.end_bits)
-        try:
-            grammar.fill_mask(bits)
-        except ValueError as error:
-            self.request.failure = str(error)
-            return None
-        return bits if self.allowed_bits is None else bits & self.allowed_bits
-
     def entries(
         self, mask: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, added values, output counts and seen flags, each [N], every token once."""
+        """Tokens, added values, output counts and seen flags, each [N], every token once.
+
+        mask: the row of allowed tokens int32 [W], None where all are.
+        """
         if self.penalizes:
             self._read_tokens()
         forbidden = [self._entry(token) for token in self._forbidden(mask)]
@@ -163,25 +153,16 @@ def pack_edits(
 ) -> PackedEdits:
     """Packs the edits of a step's sampling rows, in their order.
 
-    A row whose mask allows nothing keeps all tokens and fails its request.
+    A row whose mask allows nothing, or cannot be computed, keeps all tokens and fails its request.
     """
-    masks = [None if row is None else row.mask() for row in edits]
-    mask = None
-    if any(bits is not None for bits in masks):
-        mask = np.full((num_rows, mask_words(vocab_size)), -1, np.int32)
+    mask = _pack_masks(edits, num_rows, vocab_size)
     columns: list[list[np.ndarray]] = [[], [], [], [], []]
     row_fields = np.zeros((ROW_FIELDS, num_rows), np.float32)
     row_fields[0] = 1.0
     for i, row in enumerate(edits):
         if row is None:
             continue
-        bits = masks[i]
-        if bits is not None and mask is not None:
-            if bits.any():
-                mask[i] = bits
-            else:
-                row.request.failure = "no token is allowed by both grammar and allowed_token_ids"
-        tokens, add, counts, seen = row.entries(bits)
+        tokens, add, counts, seen = row.entries(None if mask is None else mask[i])
         values = (np.full(len(tokens), i), tokens, add.view(np.int32), counts, seen)
         for column, part in zip(columns, values, strict=True):
             column.append(part)
@@ -203,6 +184,49 @@ def pack_edits(
     matrix[0, count:] = num_rows
     packed[ENTRY_FIELDS * size :] = row_fields.reshape(-1).view(np.int32)
     return PackedEdits(mask, packed, size)
+
+
+def _pack_masks(
+    edits: Sequence[RowEdits | None], num_rows: int, vocab_size: int
+) -> np.ndarray | None:
+    """Allowed tokens of every row, int32 [num_rows, W]; None where all rows may take any."""
+    masked = [
+        (i, row)
+        for i, row in enumerate(edits)
+        if row is not None and (row.allowed_bits is not None or row.request.grammar is not None)
+    ]
+    if not masked:
+        return None
+    mask = np.full((num_rows, mask_words(vocab_size)), -1, np.int32)
+    errors = _fill_grammar_masks(masked, mask)
+    for i, row in masked:
+        if row.allowed_bits is not None:
+            mask[i] &= row.allowed_bits
+        if i in errors:
+            row.request.failure = str(errors[i])
+        elif not mask[i].any():
+            row.request.failure = "no token is allowed by both grammar and allowed_token_ids"
+        else:
+            continue
+        mask[i] = -1
+    return mask
+
+
+def _fill_grammar_masks(
+    masked: Sequence[tuple[int, RowEdits]], mask: np.ndarray
+) -> dict[int, ValueError]:
+    """Writes the masks of the rows with grammars; errors by row."""
+    by_filler: dict[MaskFiller, tuple[list[GrammarState], list[int]]] = {}
+    for i, row in masked:
+        grammar = row.request.grammar
+        if grammar is not None:
+            states, rows = by_filler.setdefault(grammar.filler, ([], []))
+            states.append(grammar)
+            rows.append(i)
+    errors: dict[int, ValueError] = {}
+    for filler, (states, rows) in by_filler.items():
+        errors.update(filler.fill_masks(states, rows, mask))
+    return errors
 
 
 def apply_mask(logits: jax.Array, mask: jax.Array) -> jax.Array:

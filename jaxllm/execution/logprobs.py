@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.ordered import ordered_sum
 from pallas_kernels.sampling import two_stage_top_k
 
 # JSON has no minus infinity; a token that cannot occur gets this instead.
@@ -18,7 +19,7 @@ def token_logprobs(
 
     Values are log softmax, raised to -9999 where they are below.
     """
-    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    normalizer = _log_normalizer(logits)
     chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)
     rank = jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32) + 1
     values, ids = two_stage_top_k(logits, num_top)
@@ -27,7 +28,7 @@ def token_logprobs(
 
 def all_logprobs(logits: jax.Array) -> jax.Array:
     """Log softmax float32 [R, V] of logits [R, V], raised to -9999 where it is below."""
-    return _finite(jax.nn.log_softmax(logits, axis=-1))
+    return _finite(logits - _log_normalizer(logits))
 
 
 def processed_logits(logits: jax.Array, temperature: jax.Array, floor: jax.Array) -> jax.Array:
@@ -35,6 +36,12 @@ def processed_logits(logits: jax.Array, temperature: jax.Array, floor: jax.Array
     what lies below the row's floor [R]."""
     scaled = logits / jnp.where(temperature == 0.0, 1.0, temperature)[:, None]
     return jnp.where(scaled >= floor[:, None], scaled, -jnp.inf)
+
+
+def _log_normalizer(logits: jax.Array) -> jax.Array:
+    """Logarithm of the sum of exponentials of each row of logits [R, V]: [R, 1]."""
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    return top + jnp.log(ordered_sum(jnp.exp(logits - top)))[:, None]
 
 
 def _finite(x: jax.Array) -> jax.Array:

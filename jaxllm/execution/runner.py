@@ -91,6 +91,14 @@ class Runner:
         token_ids, logprobs = self._sample(plan, rows, sampling, num_sampled, need)
         return DeviceStep(token_ids, num_sampled, logprobs, prompt_logprobs)
 
+    def hidden_states(self, plan: StepPlan, key: ProgramKey) -> np.ndarray:
+        """Runs a plan through one forward program and samples nothing: [T, hidden] with padding."""
+        packed, _, _ = self._packer.pack(plan, self.programs.layout(key))
+        hidden, _, _, self._k_pools, self._v_pools = self.programs[key](
+            self.params, self._k_pools, self._v_pools, self._last_tokens, self._put(packed)
+        )
+        return np.asarray(hidden)
+
     def reset(self) -> None:
         """Forgets the slots, and makes the pools anew if a failed step consumed them."""
         self._packer.reset()

@@ -25,6 +25,11 @@ def plain_linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     return product.astype(x.dtype)
 
 
+def plain_sum(x: jax.Array) -> jax.Array:
+    """x [..., N] -> [...]: the sum of the last axis."""
+    return jnp.sum(x, axis=-1)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ops:
     """The arithmetic a model is built with.
@@ -32,10 +37,12 @@ class Ops:
     Attributes:
       linear: (x [..., in], weight [out, in]) -> [..., out] in the dtype of x.
       activation_dtype: dtype between the layers; None takes that of the weights.
+      row_sum: x [..., N] -> [...], the sum of the last axis.
     """
 
     linear: Callable[[jax.Array, jax.Array], jax.Array] = plain_linear
     activation_dtype: DTypeLike | None = None
+    row_sum: Callable[[jax.Array], jax.Array] = plain_sum
 
 
 class Embedding(nnx.Module):
@@ -79,12 +86,14 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
     """Root mean square normalisation (arXiv 1910.07467) over the last axis, in float32."""
 
-    def __init__(self, size: int, eps: float, dtype: DTypeLike, axis: str = "embed"):
+    def __init__(self, size: int, eps: float, ops: Ops, dtype: DTypeLike, axis: str = "embed"):
         self.weight = nnx.Param(jnp.ones((size,), dtype), logical_axes=(axis,))
         self.eps = eps
+        self.ops = ops
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., size] -> the same shape and dtype."""
         y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        mean = self.ops.row_sum(y * y)[..., None] / y.shape[-1]
+        y = y * jax.lax.rsqrt(mean + self.eps)
         return (y * self.weight[...].astype(jnp.float32)).astype(x.dtype)

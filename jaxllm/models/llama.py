@@ -55,8 +55,8 @@ class Attention(nnx.Module):
             q_size, hidden, ("embed", "heads"), ops, dtype, rngs, config.output_bias
         )
         if config.qk_norm:
-            self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype, axis="head_dim")
-            self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype, axis="head_dim")
+            self.q_norm = RMSNorm(dim, config.rms_norm_eps, ops, dtype, axis="head_dim")
+            self.k_norm = RMSNorm(dim, config.rms_norm_eps, ops, dtype, axis="head_dim")
 
     def __call__(
         self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, cache: Any
@@ -88,9 +88,9 @@ class MLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, dtype)
+        self.input_layernorm = RMSNorm(hidden, eps, ops, dtype)
         self.self_attn = Attention(config, layer, ops, dtype, rngs)
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, ops, dtype)
         self.mlp = MLP(config, ops, dtype, rngs)
 
     def __call__(
@@ -123,7 +123,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.List(
             DecoderLayer(config, i, ops, dtype, rngs) for i in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, dtype)
 
     def __call__(
         self, token_ids: jax.Array, positions: jax.Array, attend: Attend, caches: Sequence[Any]

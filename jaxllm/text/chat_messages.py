@@ -170,7 +170,11 @@ def _tool_call(call: Any, where: str) -> Any:
     text = function["arguments"]
     try:
         arguments = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ChatMessageError(
+            f"{where}.function.arguments is nested more than {MAX_DEPTH} levels deep"
+        ) from None
+    except ValueError as error:
         raise ChatMessageError(
             f"{where}.function.arguments is not a JSON object: {error}"
         ) from None

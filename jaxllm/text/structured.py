@@ -17,12 +17,11 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import llguidance
 import numpy as np
 
 from jaxllm.structured_outputs import StructuredOutputs
 from jaxllm.text.structured_check import GrammarChecker
-from jaxllm.text.structured_grammar import Grammar, GrammarState, Vocabulary, check_masks
+from jaxllm.text.structured_grammar import Grammar, GrammarState, Vocabulary
 from jaxllm.text.structured_library import GrammarError, GrammarLimits, table_of
 from jaxllm.text.structured_spec import grammar_text, is_gbnf, special_token_names
 from jaxllm.text.token_bytes import Joining
@@ -69,9 +68,8 @@ class GrammarCompiler:
             tokenizer.token_to_bytes(token_id).decode(errors="replace")
             for token_id in self._table.eos_ids
         )
-        self._vocabulary = Vocabulary(self._table)
+        self._vocabulary = Vocabulary(self._table, mask_threads)
         self._checker = GrammarChecker(self._table, self.limits)
-        self._masks = llguidance.LLExecutor(mask_threads)
         self._cache: OrderedDict[StructuredOutputs, Grammar | GrammarError] = OrderedDict()
         self._cache_size = cache_size
         self._cache_lock = threading.Lock()
@@ -117,23 +115,7 @@ class GrammarCompiler:
         The states are computed in parallel threads that do not hold the interpreter; each may occur
         once. The result has the error of each row that failed; its mask allows nothing.
         """
-        check_masks(out, 2, self.mask_words)
-        pairs = [
-            (state._matcher, row)
-            for state, row in zip(states, rows, strict=True)
-            if state._error is None
-        ]
-        if pairs:
-            self._masks.unsafe_compute_mask_ptr(
-                pairs, out.ctypes.data, 4 * self.mask_words, len(out)
-            )
-        errors: dict[int, GrammarError] = {}
-        for state, row in zip(states, rows, strict=True):
-            try:
-                state._finish_mask(out[row])
-            except GrammarError as error:
-                errors[row] = error
-        return errors
+        return self._vocabulary.fill_masks(states, rows, out)
 
     def close(self) -> None:
         """End the compiling process and thread; grammars go on working."""

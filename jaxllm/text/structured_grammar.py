@@ -1,6 +1,7 @@
 """A compiled grammar, and where one output stands in it."""
 
 import time
+from collections.abc import Sequence
 
 import llguidance
 import numpy as np
@@ -21,10 +22,14 @@ _MAX_REBUILD_SECONDS = 0.05
 
 
 class Vocabulary:
-    """What all grammars of a compiler share."""
+    """What all grammars of a compiler share.
 
-    def __init__(self, table: TokenTable):
+    `mask_threads` is the number of threads that compute masks, None for 80 % of the CPUs.
+    """
+
+    def __init__(self, table: TokenTable, mask_threads: int | None = None):
         self.library = library_tokenizer(table)
+        self._masks = llguidance.LLExecutor(mask_threads)
         self.size = len(table.tokens)
         self.mask_words = -(-self.size // 32)
         self.eos_ids = frozenset(table.eos_ids)
@@ -35,6 +40,28 @@ class Vocabulary:
     def is_token(self, token_id: int) -> bool:
         """Whether the id is one of the vocabulary's; the library takes others for empty text."""
         return 0 <= token_id < self.size and self._is_token[token_id] == 1
+
+    def fill_masks(
+        self, states: "Sequence[GrammarState]", rows: Sequence[int], out: np.ndarray
+    ) -> dict[int, GrammarError]:
+        """See `GrammarCompiler.fill_masks`."""
+        check_masks(out, 2, self.mask_words)
+        pairs = [
+            (state._matcher, row)
+            for state, row in zip(states, rows, strict=True)
+            if state._error is None
+        ]
+        if pairs:
+            self._masks.unsafe_compute_mask_ptr(
+                pairs, out.ctypes.data, 4 * self.mask_words, len(out)
+            )
+        errors: dict[int, GrammarError] = {}
+        for state, row in zip(states, rows, strict=True):
+            try:
+                state._finish_mask(out[row])
+            except GrammarError as error:
+                errors[row] = error
+        return errors
 
     def keep_text(self, mask: np.ndarray, can_end: bool) -> None:
         """Remove what ranges of token ids in a grammar let in: rows without a token, end tokens."""
@@ -116,6 +143,11 @@ class GrammarState:
         self._matcher = matcher
         self._tokens = tokens
         self._error: GrammarError | None = None
+
+    @property
+    def filler(self) -> Vocabulary:
+        """What computes the masks of this and other states at once."""
+        return self._grammar._vocabulary
 
     def fill_mask(self, out: np.ndarray) -> None:
         """Write which tokens may follow to `out` (int32[W], contiguous).

@@ -22,6 +22,22 @@ MAX_LEN = 64
 RNG = np.random.default_rng(0)
 
 
+class Filler:
+    """Fills masks row by row."""
+
+    def fill_masks(self, states, rows, out):
+        errors = {}
+        for state, row in zip(states, rows, strict=True):
+            if state.fails:
+                errors[row] = ValueError("grammar too large")
+            else:
+                out[row] = token_bits(state.allowed, VOCAB)
+        return errors
+
+
+FILLER = Filler()
+
+
 class Grammar:
     """Allows a fixed set; ends after a number of tokens."""
 
@@ -30,10 +46,9 @@ class Grammar:
         self.fails = fails
         self.is_terminated = False
 
-    def fill_mask(self, out):
-        if self.fails:
-            raise ValueError("grammar too large")
-        out[:] = token_bits(self.allowed, VOCAB)
+    @property
+    def filler(self):
+        return FILLER
 
     def accept(self, token_id):
         return token_id in self.allowed

@@ -266,6 +266,36 @@ def test_bad_messages_are_refused_by_field(case):
         render_chat(CHATML, messages)
 
 
+def _nested(levels: int) -> list:
+    deep: list = []
+    for _ in range(levels):
+        deep = [deep]
+    return deep
+
+
+def _call(arguments: object) -> dict:
+    function = {"name": "f", "arguments": arguments}
+    return assistant("x") | {"tool_calls": [{"type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN], ids=["chatml", "qwen"])
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        (user("x") | {"extra": _nested(10_000)}, {}),
+        (_call({"a": _nested(10_000)}), {}),
+        (_call('{"a": ' + "[" * 10_000 + "]" * 10_000 + "}"), {}),
+        (user("x"), {"tools": [{"type": "function", "function": {"a": _nested(10_000)}}]}),
+        (user("x"), {"documents": [{"text": _nested(10_000)}]}),
+        (user("x"), {"extra": {"mine": _nested(10_000)}}),
+    ],
+    ids=["message", "arguments", "JSON arguments", "tools", "documents", "variables"],
+)
+def test_ten_thousand_levels_are_refused_with_the_limit(template, message, options):
+    with pytest.raises(ChatMessageError, match=f"nested more than {MAX_DEPTH} levels deep"):
+        render_chat(template, [user("hello"), message], **options)
+
+
 def test_nesting_and_size_are_limited():
     deep: object = "x"
     for _ in range(MAX_DEPTH + 1):
