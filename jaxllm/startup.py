@@ -25,6 +25,7 @@ from jaxllm.execution.runner import Runner
 from jaxllm.execution.step import AttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.registry import find_family
+from jaxllm.sampling_params import sampling_defaults
 from jaxllm.sizing import default_limits, size_engine
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
 from pallas_kernels.paged_attention.contract import Case
@@ -191,7 +192,14 @@ def _plan_attention(
 
 
 def _defaults(config: EngineConfig, checkpoint: Checkpoint) -> dict[str, Any]:
-    return checkpoint.generation_config if config.generation_config == "auto" else {}
+    """The content of generation_config.json as far as it is asked for; says what it changes."""
+    taken = checkpoint.generation_config if config.generation_config == "auto" else {}
+    changed = ", ".join(f"{key}={value}" for key, value in sampling_defaults(taken).items())
+    logger.info(
+        "default sampling parameters: %s",
+        f"{changed} from generation_config.json" if changed else "the general ones",
+    )
+    return taken
 
 
 def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
