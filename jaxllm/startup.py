@@ -16,10 +16,11 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import SchedulerConfig
 from jaxllm.execution.compilation import default_cache_dir, enable_persistent_cache
+from jaxllm.execution.gradients import causal_attend, differentiable_ops
 from jaxllm.execution.huge_pages import in_huge_pages
 from jaxllm.execution.invariance import check_batch_invariance
 from jaxllm.execution.mesh import HeadLayout, make_mesh
-from jaxllm.execution.ops import choose_ops, differentiable_ops, product_impl
+from jaxllm.execution.ops import choose_ops, product_impl
 from jaxllm.execution.parameters import FunctionalModel
 from jaxllm.execution.runner import Runner
 from jaxllm.execution.step import AttentionPlan
@@ -144,14 +145,16 @@ def training_model(engine: Engine) -> FunctionalModel:
     """The engine's network built for training: functions of the same parameters that have
     gradients."""
     runner = engine.runner
-    mesh = runner.programs.mesh
+    plan, block_size = runner.programs.plan, runner.config.block_size
+    platform = runner.programs.platform
     some = next(iter(runner.model.abstract.values()))
     return FunctionalModel.build(
         find_family(engine.checkpoint.config),
         engine.model_config,
         some.dtype,
-        mesh,
-        differentiable_ops(mesh.devices.flat[0].platform, mesh.size),
+        plan.mesh,
+        differentiable_ops(platform, plan.mesh.size),
+        causal_attend(platform, plan, block_size),
     )
 
 

@@ -64,12 +64,12 @@ def test_samples_share_their_prompt(rollouts):
     assert len({tuple(sample.token_ids) for o in outputs for sample in o.outputs}) == 2 * SAMPLES
 
 
-def test_sampled_logprobs_are_the_trainers(llm, rollouts):
+def test_sampled_logprobs_are_the_trainers_to_the_bit(llm, rollouts):
     forward = jax.jit(llm.model.token_logprobs)
     for output in rollouts[0]:
         ids = np.array([output.prompt_token_ids + s.token_ids for s in output.outputs], np.int32)
         trained = np.asarray(forward(llm.params, ids))[:, -NEW_TOKENS:]
-        np.testing.assert_allclose(sampled_logprobs(output), trained, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(sampled_logprobs(output), trained)
 
 
 def test_scores_are_the_sampled_logprobs_to_the_bit(llm, rollouts):

@@ -15,7 +15,7 @@ from jaxllm import SamplingParams
 from jaxllm.checkpoints.errors import CheckpointError, TensorMismatchError
 from jaxllm.errors import AsleepError, BusyError, ParameterError, WeightsError
 from jaxllm.execution.compilation import compile_counts
-from tests.models.families import DATA
+from tests.models.families import DATA, load
 from tests.test_llm import GREEDY, start, tokens
 
 NORM = "model.norm.weight"
@@ -365,12 +365,48 @@ def score(engine, ids):
     return np.asarray(scored.logprobs, np.float32)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama31", "mistral", "smollm2"])
-def test_sampled_logprobs_are_those_of_the_trainers_forward_pass(name):
+@pytest.mark.parametrize("name", ["qwen3", "llama31", "smollm2"])
+def test_sampled_logprobs_are_those_of_the_trainers_forward_pass_to_the_bit(name):
     engine = start(name, enforce_eager=True)
     ids, sampled = rollout(engine)
     trained = jax.jit(engine.model.token_logprobs)(engine.params, ids)[-40:]
+    np.testing.assert_array_equal(sampled, trained)
+    module = engine.model.module(engine.params)
+    dense = jax.nn.log_softmax(module(ids, jnp.arange(len(ids))))
+    dense = jnp.take_along_axis(dense[:-1], ids[1:, None], axis=-1)[-40:, 0]
+    np.testing.assert_allclose(sampled, dense, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "float32"])
+def test_they_are_in_bfloat16_too(kv_cache_dtype):
+    engine = start("qwen3", enforce_eager=True, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
+    ids, sampled = rollout(engine)
+    trained = jax.jit(engine.model.token_logprobs)(engine.params, ids)[-40:]
+    np.testing.assert_array_equal(sampled, trained)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("qwen3", "xla"), ("mistral", "auto")])
+def test_with_other_kernels_and_with_windows_they_are_close(name, backend):
+    engine = start(name, enforce_eager=True, attention_backend=backend)
+    ids, sampled = rollout(engine)
+    trained = jax.jit(engine.model.token_logprobs)(engine.params, ids)[-40:]
     np.testing.assert_allclose(sampled, trained, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_those_of_plain_arithmetic():
+    recorded = load("mistral")  # has a window
+    engine = start("mistral", enforce_eager=True)
+    ids = jnp.asarray(np.stack([ids[:30] for ids, _ in recorded.sequences]))
+
+    def mean(model):
+        return lambda params: jnp.mean(model.token_logprobs(params, ids))
+
+    value, gradients = jax.jit(jax.value_and_grad(mean(engine.model)))(engine.params)
+    plain, expected = jax.jit(jax.value_and_grad(mean(recorded.model)))(recorded.params)
+    assert float(value) == pytest.approx(float(plain), abs=1e-5)
+    for name, gradient in gradients.items():
+        scale = float(jnp.max(jnp.abs(expected[name])))
+        np.testing.assert_allclose(gradient, expected[name], rtol=0, atol=1e-4 * scale)
 
 
 def test_processed_logprobs_are_those_of_the_trainer_at_the_same_temperature():

@@ -20,7 +20,7 @@ def choose_ops(platform: str, num_devices: int) -> Ops:
     if platform != "cpu":
         return Ops()
     impl = product_impl(platform, num_devices)
-    return Ops(functools.partial(_linear, impl), jnp.float32, ordered_sum)
+    return Ops(functools.partial(product, impl), jnp.float32, ordered_sum)
 
 
 def product_impl(platform: str, num_devices: int) -> str:
@@ -31,39 +31,7 @@ def product_impl(platform: str, num_devices: int) -> str:
     return select_impl() if platform == "cpu" and num_devices == 1 else "xla"
 
 
-def differentiable_ops(platform: str, num_devices: int) -> Ops:
-    """Ops with gradients for training, whose forward products are those of `choose_ops`."""
-    if platform != "cpu":
-        return Ops()
-    impl = "xla" if num_devices > 1 else select_impl()
-    return Ops(linear=functools.partial(_linear_with_gradient, impl), activation_dtype=jnp.float32)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear_with_gradient(impl: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return _linear(impl, x, weight)
-
-
-def _linear_forward(
-    impl: str, x: jax.Array, weight: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _linear(impl, x, weight), (x, weight)
-
-
-def _linear_backward(
-    impl: str, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, weight = kept
-    gradient = gradient.astype(jnp.float32)
-    of_x = jnp.einsum("...o,oi->...i", gradient, weight.astype(jnp.float32))
-    of_weight = jnp.einsum("...o,...i->oi", gradient, x.astype(jnp.float32))
-    return of_x.astype(x.dtype), of_weight.astype(weight.dtype)
-
-
-_linear_with_gradient.defvjp(_linear_forward, _linear_backward)
-
-
-def _linear(impl: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+def product(impl: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     """x [..., in] times weight [out, in] by the named implementation of `linear`."""
     flat = linear(x.reshape(-1, x.shape[-1]), weight, impl=impl)
     return flat.reshape(*x.shape[:-1], weight.shape[0])

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from jaxllm.execution.gradients import log_normalizer
 from jaxllm.execution.mesh import axis_rules, parameter_sharding
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers import Ops
+from jaxllm.models.llama import Attend, causal_attention
 from jaxllm.models.registry import ModelFamily
 
 type Params = dict[str, jax.Array]
@@ -25,6 +27,7 @@ class FunctionalModel:
       activation_dtype: dtype of the hidden states.
       abstract: name -> shape, dtype and sharding; names are those of the checkpoint.
       ignored_names: patterns of checkpoint names that carry nothing for this model.
+      attend: attention over whole sequences, for `apply`.
     """
 
     config: ModelConfig
@@ -33,10 +36,17 @@ class FunctionalModel:
     ignored_names: tuple[str, ...]
     _graphdef: Any
     _variables: dict[str, tuple[tuple, nnx.Variable]]
+    attend: Attend = causal_attention
 
     @classmethod
     def build(
-        cls, family: ModelFamily, config: ModelConfig, dtype: Any, mesh: Mesh, ops: Ops
+        cls,
+        family: ModelFamily,
+        config: ModelConfig,
+        dtype: Any,
+        mesh: Mesh,
+        ops: Ops,
+        attend: Attend = causal_attention,
     ) -> "FunctionalModel":
         """Traces the module's constructor; no parameter is allocated."""
         module = nnx.eval_shape(
@@ -63,6 +73,7 @@ class FunctionalModel:
             family.module.ignored_names,
             graphdef,
             variables,
+            attend,
         )
 
     def bind(self, params: Params) -> Any:
@@ -92,14 +103,17 @@ class FunctionalModel:
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(token_ids.shape[-1]), token_ids.shape)
-        return self.bind(params)(token_ids, positions)
+        module, caches = self.bind(params), [None] * self.config.num_layers
+        hidden, _ = module.hidden(token_ids, positions, self.attend, caches)
+        logits: jax.Array = module.logits(hidden)
+        return logits
 
     def token_logprobs(self, params: Params, token_ids: jax.Array) -> jax.Array:
         """Log probability of every token but the first given those before it: int32 [..., S] ->
         float32 [..., S - 1], natural logarithms."""
         logits = self.apply(params, token_ids)[..., :-1, :]
         chosen = jnp.take_along_axis(logits, token_ids[..., 1:, None], axis=-1)[..., 0]
-        return chosen - jax.nn.logsumexp(logits, axis=-1)
+        return chosen - log_normalizer(logits)
 
     @property
     def head_names(self) -> tuple[str, ...]:
