@@ -139,9 +139,10 @@ def _command(
     }
 
 
-def _rows(
+def compare_rows(
     starts: dict[str, list[float]], runs: list[dict[str, Any]], reference: str
 ) -> list[dict[str, Any]]:
+    """Start-up and the client's figures per server: medians, spread, ratio to the reference."""
     rows: list[dict[str, Any]] = []
     for kind, index in (("start-up cold, s", 0), ("start-up warm, s", 1)):
         for name, seconds in starts.items():
@@ -229,7 +230,7 @@ def main() -> None:
         finally:
             for server in servers:
                 server.end()
-    rows = _rows(starts, runs, args.reference)
+    rows = compare_rows(starts, runs, args.reference)
     results = {
         "machine": {"processor": processor(), "cores": sorted(os.sched_getaffinity(0))},
         "input_tokens": INPUT_TOKENS,
