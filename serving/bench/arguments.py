@@ -79,14 +79,17 @@ def check_num_prompts(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
 
 
-def requests_from(arguments: argparse.Namespace, tokenizer: TextCodec | None) -> list[BenchRequest]:
-    """The requests that the flags ask for.
+def requests_from(
+    arguments: argparse.Namespace, tokenizer: TextCodec | None, seed: int | None = None
+) -> list[BenchRequest]:
+    """The requests that the flags ask for; `seed` stands in for their own.
 
     Raises:
       ConfigError: a flag or the file cannot be used.
     """
     check_num_prompts(arguments)
-    count, seed = arguments.num_prompts, arguments.seed
+    count = arguments.num_prompts
+    seed = arguments.seed if seed is None else seed
     if arguments.dataset_name == "random":
         lengths = RandomLengths(
             _first(arguments.input_len, arguments.random_input_len),

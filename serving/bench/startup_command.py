@@ -55,7 +55,9 @@ class Startup:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags of `bench startup`; what is not known to it goes to `jaxllm serve`."""
     parser.add_argument("--num-iters-cold", type=int, default=3, help="default: 3")
-    parser.add_argument("--num-iters-warmup", type=int, default=1, help="warm, untimed; default: 1")
+    parser.add_argument(
+        "--num-iters-warmup", type=int, default=1, help="untimed, to fill the cache (1)"
+    )
     parser.add_argument("--num-iters-warm", type=int, default=3, help="default: 3")
     parser.add_argument("--output-json", type=Path, help="file for the result")
     parser.add_argument("--serve-cmd", help="instead of 'jaxllm serve'")
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="jaxllm-bench-") as cache:
             cold.append(start(cache))
     with tempfile.TemporaryDirectory(prefix="jaxllm-bench-") as cache:
-        for _ in range(1 + max(0, arguments.num_iters_warmup - 1)):
+        for _ in range(max(1, arguments.num_iters_warmup)):
             start(cache)
         warm = [start(cache) for _ in range(arguments.num_iters_warm)]
     result = summarise(cold, warm)

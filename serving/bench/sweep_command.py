@@ -114,8 +114,7 @@ async def _measure(
         runs = []
         for _ in range(arguments.num_runs):
             # New prompts each time, or the prefix cache would answer.
-            arguments.seed = next(seeds)
-            requests = flags.requests_from(arguments, tokenizer)
+            requests = flags.requests_from(arguments, tokenizer, next(seeds))
             runs.append(await _run(target, requests, concurrency, arguments.num_warmups))
         row: dict[str, Any] = {
             "max_num_batched_tokens": budget if budget is not None else "default",
