@@ -349,7 +349,7 @@ def wait_for(
             raise RuntimeError(f"the server ended with {process.returncode}")
         if time.monotonic() - began > seconds:
             raise TimeoutError(f"not so after {seconds:g} s")
-        time.sleep(0.005)
+        time.sleep(0.02)
     return time.monotonic() - began
 
 
