@@ -1,6 +1,6 @@
 """What sampling costs per step, by kind of batch: host and device, beside the forward pass.
 
-    python benchmarks/sampler.py [--rows 64] [--vocab 49152 151936] [--seconds 1]
+    python -m benchmarks.sampler [--rows 64] [--vocab 49152 151936] [--seconds 1]
 
 Every kind is what the engine runs after `logits` for a batch whose rows are all of that kind: the
 packing of edits on the host, the mask and edit programs, the draw, the log probabilities. Logits

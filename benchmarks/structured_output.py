@@ -1,6 +1,6 @@
 """Decode throughput with a JSON schema on every request, beside the same batch without.
 
-    python benchmarks/structured_output.py [--model smollm2] [--requests 64] [--tokens 24]
+    python -m benchmarks.structured_output [--model smollm2] [--requests 64] [--tokens 24]
 
 Both batches have the same prompts, the same number of sampling rows and the same length: the
 schema's string cannot end before `--tokens`, and the plain batch ignores ends. Rates are counted

@@ -38,8 +38,6 @@ CPU_LIMITS = Limits(64, 512, 32)
 SMALL_ACCELERATOR_LIMITS = Limits(256, 8192, 16)
 LARGE_ACCELERATOR_LIMITS = Limits(1024, 16384, 16)
 LARGE_ACCELERATOR_BYTES = 70 * GIB
-# XLA:CPU vectorises loops over fewer tokens in other ways, which changes last bits.
-LEAST_INVARIANT_TOKENS = 8
 
 
 def size_engine(
@@ -116,7 +114,6 @@ def _step_limits(
         max_logprobs=config.max_logprobs,
         processed_logprobs=config.logprobs_mode == "processed_logprobs",
         enforce_eager=config.enforce_eager,
-        least_tokens=LEAST_INVARIANT_TOKENS if config.batch_invariant else 1,
         progress=progress,
     )
 

@@ -83,9 +83,8 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     device = mesh.devices.flat[0]
     dtype = jnp.dtype(checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
-    model = FunctionalModel.build(
-        family, model_config, dtype, mesh, choose_ops(device.platform, mesh.size)
-    )
+    ops = choose_ops(device.platform, mesh.size, config.batch_invariant)
+    model = FunctionalModel.build(family, model_config, dtype, mesh, ops)
     plan = _plan_attention(config, model_config, mesh, dtype, kv_dtype)
     # The C++ kernels compute each row alone; other programs keep a row's bits in one shape at best.
     own_rows = plan.impl == "cpu" and product_impl(device.platform, mesh.size) == "ffi"

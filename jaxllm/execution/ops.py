@@ -5,22 +5,26 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxllm.models.layers import Ops
+from jaxllm.models.layers import Ops, as_it_is
 from pallas_kernels.linear import linear, select_impl
 from pallas_kernels.ordered import ordered_sum
 
 
-def choose_ops(platform: str, num_devices: int) -> Ops:
+def choose_ops(platform: str, num_devices: int, batch_invariant: bool = False) -> Ops:
     """Ops for a platform ("cpu", "gpu", ...) and a mesh of this size.
+
+    batch_invariant: leave the compiler no choice that depends on the number of tokens, where it
+    would be one of bits.
 
     On a CPU activations stay in float32 between the products: narrow floats have no vector
     arithmetic there, and XLA would convert back and forth around every operation; and sums have an
     order that the number of tokens does not change.
     """
+    apart = jax.lax.optimization_barrier if batch_invariant else as_it_is
     if platform != "cpu":
-        return Ops()
+        return Ops(apart=apart)
     impl = product_impl(platform, num_devices)
-    return Ops(functools.partial(product, impl), jnp.float32, ordered_sum)
+    return Ops(functools.partial(product, impl), jnp.float32, ordered_sum, apart)
 
 
 def product_impl(platform: str, num_devices: int) -> str:

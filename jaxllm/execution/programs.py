@@ -47,7 +47,6 @@ class RunnerConfig:
       max_logprobs: most tokens whose log probabilities are returned at a position.
       processed_logprobs: return those of the distribution sampled from, not of the raw logits.
       enforce_eager: compile a bucket when it is first needed, not at start.
-      least_tokens: fewer tokens in a step are padded to so many.
       fixed_shapes: one bucket of tokens and one of rows, for programs whose results depend on the
         number of either.
     """
@@ -60,7 +59,6 @@ class RunnerConfig:
     max_logprobs: int = 20
     processed_logprobs: bool = False
     enforce_eager: bool = False
-    least_tokens: int = 1
     fixed_shapes: bool = False
     progress: bool = False
 
@@ -104,8 +102,7 @@ class Programs:
             self._token_buckets = [config.max_num_batched_tokens]
         self._coarse_row_buckets = coarse_buckets(self._row_buckets)
         if not self.separate_decode and not config.fixed_shapes:
-            least, most = config.least_tokens, config.max_num_batched_tokens
-            small = [b for b in self._row_buckets if least <= b < most]
+            small = [b for b in self._row_buckets if b < config.max_num_batched_tokens]
             self._token_buckets = sorted({*self._token_buckets, *small})
         self._compiled: dict[ProgramKey, jax.stages.Compiled] = {}
 

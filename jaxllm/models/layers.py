@@ -7,6 +7,7 @@ path of a parameter is its name in a file.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,10 @@ def plain_sum(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=-1)
 
 
+def as_it_is(x: Any) -> Any:
+    return x
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ops:
     """The arithmetic a model is built with.
@@ -38,11 +43,15 @@ class Ops:
       linear: (x [..., in], weight [out, in]) -> [..., out] in the dtype of x.
       activation_dtype: dtype between the layers; None takes that of the weights.
       row_sum: x [..., N] -> [...], the sum of the last axis.
+      apart: applied to products before they are added to each other. A compiler that fuses one of
+        them with the addition chooses which, and the last bits depend on it; a barrier leaves it
+        none to fuse.
     """
 
     linear: Callable[[jax.Array, jax.Array], jax.Array] = plain_linear
     activation_dtype: DTypeLike | None = None
     row_sum: Callable[[jax.Array], jax.Array] = plain_sum
+    apart: Callable[[Any], Any] = as_it_is
 
 
 class Embedding(nnx.Module):
@@ -94,6 +103,6 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [..., size] -> the same shape and dtype."""
         y = x.astype(jnp.float32)
-        mean = self.ops.row_sum(y * y)[..., None] / y.shape[-1]
+        mean = self.ops.row_sum(self.ops.apart(y * y))[..., None] / y.shape[-1]
         y = y * jax.lax.rsqrt(mean + self.eps)
         return (y * self.weight[...].astype(jnp.float32)).astype(x.dtype)

@@ -45,6 +45,7 @@ def causal_attention(
 class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, layer: int, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
+        self.ops = ops
         self.window = config.windows[layer]
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
@@ -67,7 +68,7 @@ class Attention(nnx.Module):
         q, k, v = (proj(x).reshape(heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q, k = (apply_rope(x, cos, sin, self.ops.apart) for x in (q, k))
         out, cache = attend(q, k, v, cache, self.window)
         return self.o_proj(out.reshape(*x.shape[:-1], -1)), cache
 

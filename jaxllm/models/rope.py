@@ -6,6 +6,7 @@ half-split form of the checkpoints on Hugging Face.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -127,8 +128,13 @@ def rope_tables(
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
 
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates x [..., heads, D] by the tables of its positions; computed in float32."""
+def apply_rope(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, apart: Callable[[Any], Any] = lambda x: x
+) -> jax.Array:
+    """Rotates x [..., heads, D] by the tables of its positions; computed in float32.
+
+    apart: applied to the products before they are added, as `Ops.apart`.
+    """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    a, b, c, d = apart((first * cos, second * sin, second * cos, first * sin))
+    return jnp.concatenate([a - b, c + d], axis=-1).astype(x.dtype)
