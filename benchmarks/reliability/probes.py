@@ -1,11 +1,13 @@
 """Bar 3: /livez answers at once, under full load and while programs are compiled."""
 
 import asyncio
+import subprocess
+import sys
 import tempfile
 import time
 
 from benchmarks.reliability.harness import (
-    GREEDY,
+    ROOT,
     Check,
     Options,
     Server,
@@ -13,7 +15,6 @@ from benchmarks.reliability.harness import (
     percentile,
     request,
     running,
-    together,
 )
 
 _LOAD_SECONDS = 10.0
@@ -41,17 +42,15 @@ def probes(options: Options) -> list[Check]:
             return await _probe(server, ready)
 
         async def loaded() -> list[float]:
-            body = {"prompt": "Hello", "max_tokens": 400, "stream": True, **GREEDY}
-
-            async def load() -> None:
-                while True:
-                    await together(server.address, [body] * 32)
-
-            work = asyncio.ensure_future(load())
-            await asyncio.sleep(1.0)
-            seconds = await _probe(server, _LOAD_SECONDS)
-            work.cancel()
-            return seconds
+            host, port = server.address
+            command = [sys.executable, "-m", "benchmarks.reliability.load", host, str(port), "32"]
+            load = subprocess.Popen(command, cwd=ROOT)
+            try:
+                await asyncio.sleep(2.0)
+                return await _probe(server, _LOAD_SECONDS)
+            finally:
+                load.kill()
+                load.wait()
 
         cold = asyncio.run(compiling())
         busy = asyncio.run(loaded())
