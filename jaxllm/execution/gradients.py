@@ -160,7 +160,7 @@ def _causal_backward(
     q, k, v = kept
     # The backward pass is at the rounded K and V, which the forward pass attended to.
     k, v = (x.astype(kv_dtype).astype(x.dtype) for x in (k, v))
-    _, pull = jax.vjp(lambda *qkv: causal_attention(*qkv, None, window)[0], q, k, v)
+    _, pull = jax.vjp(lambda q, k, v: causal_attention(q, k, v, None, window)[0], q, k, v)
     return tuple(pull(gradient))
 
 
