@@ -26,7 +26,8 @@ def full_disk(options: Options) -> list[Check]:
     """Files are limited to 4 KiB, as the kernel does it for a disk that is full: writes fail."""
     prefix = (sys.executable, "-c", _LIMITED)
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("--max-num-seqs=8", f"--compilation-cache-dir={folder}")
+        # Programs are compiled when they are needed, so that few are.
+        flags = ("--max-num-seqs=8", "--enforce-eager", f"--compilation-cache-dir={folder}")
         with running(*flags, prefix=prefix) as server:
             tokens = server.complete(max_tokens=4, **GREEDY)["usage"]["completion_tokens"]
             idle = server.idle_check()
