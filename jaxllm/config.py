@@ -55,6 +55,9 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _field(
         "auto", "dtype of weights and activations; auto takes the checkpoint's, float32 as bfloat16"
     )
+    quantization: Literal["int8"] | None = _field(
+        None, "int8: round every matrix to 8 bits with a scale per row, when it is loaded"
+    )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _field(
         "auto", "dtype of the KV cache; auto takes that of the weights"
     )

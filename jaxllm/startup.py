@@ -15,6 +15,7 @@ from jaxllm.checkpoints.resolve import Checkpoint, checkpoint_dtype, resolve
 from jaxllm.config import EngineConfig
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import SchedulerConfig
+from jaxllm.errors import ConfigError
 from jaxllm.execution.compilation import default_cache_dir, enable_persistent_cache
 from jaxllm.execution.gradients import causal_attend, differentiable_ops
 from jaxllm.execution.huge_pages import in_huge_pages
@@ -22,6 +23,7 @@ from jaxllm.execution.invariance import check_batch_invariance
 from jaxllm.execution.mesh import HeadLayout, make_mesh
 from jaxllm.execution.ops import choose_ops, product_impl
 from jaxllm.execution.parameters import FunctionalModel
+from jaxllm.execution.quantization import prepare
 from jaxllm.execution.runner import Runner
 from jaxllm.execution.step import AttentionPlan
 from jaxllm.models.config import ModelConfig
@@ -83,22 +85,19 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     device = mesh.devices.flat[0]
     dtype = jnp.dtype(checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
-    ops = choose_ops(device.platform, mesh.size, config.batch_invariant)
+    ops = choose_ops(
+        device.platform, mesh.size, config.batch_invariant, config.quantization == "int8"
+    )
     model = FunctionalModel.build(family, model_config, dtype, mesh, ops)
     plan = _plan_attention(config, model_config, mesh, dtype, kv_dtype)
     # The C++ kernels compute each row alone; other programs keep a row's bits in one shape at best.
     own_rows = plan.impl == "cpu" and product_impl(device.platform, mesh.size) == "ffi"
     fixed_shapes = config.batch_invariant and not own_rows
     runner_config = size_engine(config, model, plan, progress, fixed_shapes)
-    params = in_huge_pages(
-        load_params(
-            checkpoint,
-            model.abstract,
-            ignore=model.ignored_names,
-            seed=config.seed,
-            progress=progress,
-        )
+    params = load_params(
+        checkpoint, model.source, ignore=model.ignored_names, seed=config.seed, progress=progress
     )
+    params = in_huge_pages(prepare(params, model))
     loaded = time.monotonic()
     runner = Runner(model, params, plan, runner_config)
     if config.batch_invariant:
@@ -143,6 +142,11 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
 def training_model(engine: Engine) -> FunctionalModel:
     """The engine's network built for training: functions of the same parameters that have
     gradients."""
+    if engine.config.quantization is not None:
+        raise ConfigError(
+            f"quantization={engine.config.quantization!r}: rounded weights have no gradients; "
+            "train on the model's own weights and hand them to update_weights"
+        )
     runner = engine.runner
     plan, block_size = runner.programs.plan, runner.config.block_size
     platform = runner.programs.platform

@@ -16,6 +16,7 @@ from jaxllm.engine.step_plan import EngineOutput
 from jaxllm.errors import AsleepError, BusyError, ParameterError, WeightsError
 from jaxllm.execution.huge_pages import in_huge_pages
 from jaxllm.execution.parameters import Params
+from jaxllm.execution.quantization import prepare
 from jaxllm.execution.weights import check_weights, named_leaves, place_weights, to_host
 from jaxllm.models.registry import find_family
 from jaxllm.startup import Engine
@@ -85,7 +86,8 @@ class WeightControl:
           BusyError: see `running`.
         """
         began = time.monotonic()
-        abstract = self._engine.runner.model.abstract
+        model = self._engine.runner.model
+        abstract = model.source
         leaves: dict[str, Any] = {}
         checkpoint: Checkpoint | None = None
         if isinstance(weights, (str, Path)):
@@ -98,6 +100,7 @@ class WeightControl:
             params = load_params(checkpoint, abstract, ignore=ignore, progress=False)
         else:
             params = place_weights(leaves, abstract, copy)
+        params = prepare(params, model)
         self._engine.runner.set_params(in_huge_pages(params) if copy else params)
         self._on_host = {}
         logger.info("new weights in %.3f s", time.monotonic() - began)

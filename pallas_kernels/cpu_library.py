@@ -31,7 +31,7 @@ ISA_VARIABLE = "JAXLLM_CPU_ISA"
 # against another signature is refused by name.
 ATTENTION = "pallas_kernels_cpu_attention_1"
 WRITE_AND_ATTEND = "pallas_kernels_cpu_write_and_attend_1"
-LINEAR = "pallas_kernels_cpu_linear_1"
+LINEAR = "pallas_kernels_cpu_linear_2"
 _SYMBOLS = {
     ATTENTION: "cpu_kernels_attention",
     WRITE_AND_ATTEND: "cpu_kernels_write_and_attend",

@@ -29,13 +29,16 @@ def linear(
     w: jax.Array,
     out_dtype: jax.typing.DTypeLike | None = None,
     *,
+    scale: jax.Array | None = None,
     impl: str = "auto",
 ) -> jax.Array:
     """x [M, K] times the transpose of w [N, K]: [M, N] in out_dtype (default: that of x).
 
     x, w and the result are f32, bf16 or f16, in any combination; sums are f32. bf16 weights meet x
     in f32, except where the CPU multiplies bf16 pairs (AVX-512-BF16) and on the XLA path: there x
-    is rounded to bf16 first.
+    is rounded to bf16 first. w may be int8 with scale f32 [N], the value of one step in each of its
+    rows: column n of the result is scale[n] times that of the integers, which meet x in its dtype
+    (XLA) or in f32 (the kernel).
 
     impl: "ffi" (the C++ kernel, on CPUs), "xla", or "auto": the kernel when compiling for a CPU
     where it loads, unless JAXLLM_CPU_KERNELS says otherwise. LinearError for shapes, dtypes or
@@ -44,13 +47,18 @@ def linear(
     out = jnp.dtype(out_dtype or x.dtype)
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise LinearError(f"x must be [M, K] and w [N, K]: got {x.shape} and {w.shape}")
-    for dtype in (x.dtype, w.dtype, out):
+    for dtype in (x.dtype, out) if scale is not None else (x.dtype, w.dtype, out):
         if dtype.name not in DTYPES:
             raise LinearError(f"dtype {dtype.name} is not one of {', '.join(DTYPES)}")
+    if scale is not None and (w.dtype != jnp.int8 or scale.shape != w.shape[:1]):
+        raise LinearError(
+            f"a scale is f32 [N] for w int8 [N, K]: got {scale.shape} for {w.dtype.name} {w.shape}"
+        )
     if select_impl(impl) == "xla":
-        return _by_xla(x, w, out)
+        return _by_xla(x, w, scale, out)
     call = jax.ffi.ffi_call(cpu_library.LINEAR, jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), out))
-    return call(x, w, isa=np.int32(cpu_library.isa_level()))
+    steps = jnp.zeros(0, jnp.float32) if scale is None else scale.astype(jnp.float32)
+    return call(x, w, steps, isa=np.int32(cpu_library.isa_level()))
 
 
 def select_impl(impl: str = "auto") -> str:
@@ -69,9 +77,11 @@ def select_impl(impl: str = "auto") -> str:
     return "xla"
 
 
-def _by_xla(x: jax.Array, w: jax.Array, out: np.dtype) -> jax.Array:
+def _by_xla(x: jax.Array, w: jax.Array, scale: jax.Array | None, out: np.dtype) -> jax.Array:
     """The same product by XLA, with f32 sums."""
     rows = x.shape[0]
+    if scale is not None:
+        w = w.astype(x.dtype)  # exact: bf16 has the integers to 256
     # Narrow weights stay as they are, since widening them would write them all to memory; x gives.
     if {w.dtype.name, x.dtype.name} == {"bfloat16", "float16"}:
         x, w = x.astype(jnp.float32), w.astype(jnp.float32)
@@ -82,4 +92,5 @@ def _by_xla(x: jax.Array, w: jax.Array, out: np.dtype) -> jax.Array:
         x = jnp.pad(x, ((0, pad), (0, 0)))
     contract_last = (((1,), (1,)), ((), ()))
     product = lax.dot_general(x, w, contract_last, preferred_element_type=jnp.float32)
-    return product[:rows].astype(out)
+    product = product[:rows]
+    return (product if scale is None else product * scale).astype(out)

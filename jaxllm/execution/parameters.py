@@ -26,6 +26,8 @@ class FunctionalModel:
       config: the model's shapes.
       activation_dtype: dtype of the hidden states.
       abstract: name -> shape, dtype and sharding; names are those of the checkpoint.
+      source: the same of the parameters that are loaded: `abstract`, unless the model keeps its
+        matrices as int8 (`execution.quantization.prepare`).
       ignored_names: patterns of checkpoint names that carry nothing for this model.
       attend: attention over whole sequences, for `apply`.
     """
@@ -33,6 +35,7 @@ class FunctionalModel:
     config: ModelConfig
     activation_dtype: Any
     abstract: dict[str, jax.ShapeDtypeStruct]
+    source: dict[str, jax.ShapeDtypeStruct]
     ignored_names: tuple[str, ...]
     _graphdef: Any
     _variables: dict[str, tuple[tuple, nnx.Variable]]
@@ -49,27 +52,38 @@ class FunctionalModel:
         attend: Attend = causal_attention,
     ) -> "FunctionalModel":
         """Traces the module's constructor; no parameter is allocated."""
-        module = nnx.eval_shape(
-            lambda: family.module(config, dtype=dtype, ops=ops, rngs=nnx.Rngs(0))
-        )
-        graphdef, state = nnx.split(module)
-        variables = {
-            ".".join(str(part) for part in path): (path, variable)
-            for path, variable in nnx.to_flat_state(state)
-        }
         rules = axis_rules(config, mesh.size)
-        abstract = {
-            name: jax.ShapeDtypeStruct(
-                variable.shape,
-                variable.dtype,
-                sharding=parameter_sharding(mesh, rules, variable.get_metadata()["logical_axes"]),
+
+        def trace(ops: Ops) -> tuple[Any, dict[str, Any], dict[str, jax.ShapeDtypeStruct]]:
+            module = nnx.eval_shape(
+                lambda: family.module(config, dtype=dtype, ops=ops, rngs=nnx.Rngs(0))
             )
-            for name, (_, variable) in variables.items()
-        }
+            graphdef, state = nnx.split(module)
+            variables = {
+                ".".join(str(part) for part in path): (path, variable)
+                for path, variable in nnx.to_flat_state(state)
+            }
+            abstract = {
+                name: jax.ShapeDtypeStruct(
+                    variable.shape,
+                    variable.dtype,
+                    sharding=parameter_sharding(
+                        mesh, rules, variable.get_metadata()["logical_axes"]
+                    ),
+                )
+                for name, (_, variable) in variables.items()
+            }
+            return graphdef, variables, abstract
+
+        graphdef, variables, abstract = trace(ops)
+        source = abstract
+        if ops.int8_weights:
+            source = trace(dataclasses.replace(ops, int8_weights=False))[2]
         return cls(
             config,
             ops.activation_dtype or dtype,
             abstract,
+            source,
             family.module.ignored_names,
             graphdef,
             variables,
@@ -119,7 +133,8 @@ class FunctionalModel:
     def head_names(self) -> tuple[str, ...]:
         """Parameters that `logits` reads."""
         tied = self.config.tie_word_embeddings
-        return ("model.embed_tokens.weight" if tied else "lm_head.weight",)
+        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        return tuple(part for part in (name, f"{name}_scale") if part in self.abstract)
 
     def bind_head(self, head_params: Params) -> Any:
         """The module with only `head_names` filled in: for `logits` alone."""

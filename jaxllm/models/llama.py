@@ -120,7 +120,7 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, ops: Ops, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
         self.ops = ops
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, rngs)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ops, dtype, rngs)
         self.layers = nnx.List(
             DecoderLayer(config, i, ops, dtype, rngs) for i in range(config.num_layers)
         )
@@ -180,8 +180,8 @@ class LlamaForCausalLM(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., hidden] -> float32 [..., V]."""
         tied = self.config.tie_word_embeddings
-        weight = self.model.embed_tokens.weight if tied else self.lm_head.weight
-        return self.ops.linear(hidden, weight[...]).astype(jnp.float32)
+        head = self.model.embed_tokens if tied else self.lm_head
+        return head.multiply(hidden).astype(jnp.float32)
 
     def __call__(self, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
         """Whole sequences without a cache: int32 [..., S] -> float32 logits [..., S, V]."""

@@ -299,17 +299,26 @@ ffi::Error write_and_attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuff
   return ffi::Error::Success();
 }
 
+// scale is f32 [N] for int8 weights and [0] for others.
 ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
-                  ffi::Result<ffi::AnyBuffer> out, int32_t isa) {
+                  ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> out, int32_t isa) {
   auto xd = x.dimensions(), wd = w.dimensions();
   if (xd.size() != 2 || wd.size() != 2 || xd[1] != wd[1])
     return invalid("linear takes x [M, K] and w [N, K]");
+  const bool scaled = w.element_type() == ffi::DataType::S8;
+  if ((int64_t)scale.element_count() != (scaled ? wd[0] : 0))
+    return invalid("linear takes a scale per row of int8 weights, and none for others");
   const Kernels& kernels = kernels_of(isa);
   LinearArgs a{};
   Dtype x_dtype;
-  if (!float_dtype(x.element_type(), x_dtype) || !float_dtype(w.element_type(), a.w_dtype) ||
+  if (!float_dtype(x.element_type(), x_dtype) ||
+      !(scaled || float_dtype(w.element_type(), a.w_dtype)) ||
       !float_dtype(out->element_type(), a.out_dtype))
-    return invalid("linear takes f32, bf16 or f16");
+    return invalid("linear takes f32, bf16 or f16, and int8 weights");
+  if (scaled) {
+    a.w_dtype = I8;
+    a.w_scale = scale.typed_data();
+  }
   a.w = w.untyped_data();
   a.out = out->untyped_data();
   a.m = xd[0];
@@ -404,6 +413,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(cpu_kernels_linear, cpu_kernels::linear,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<int32_t>("isa"));
 #pragma GCC visibility pop

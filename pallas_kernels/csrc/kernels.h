@@ -48,6 +48,7 @@ struct LinearArgs {
   const void* w;  // [n, k]
   void* out;      // [m, n]
   int64_t m, n, k, k_padded;
+  const float* w_scale;  // [n], or null: what each row of w counts
   Dtype w_dtype, out_dtype;
 };
 

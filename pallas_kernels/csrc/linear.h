@@ -1,7 +1,8 @@
 // out[m, n] = sum over k of x[m, k] w[n, k], with w as checkpoints store it and f32 sums.
 //
 // Every element is a dot product whose additions come in one order, whatever the number of rows or
-// threads: so a row's bits do not depend on the batch. Vector lanes run along k, which needs no
+// threads: so a row's bits do not depend on the batch. int8 weights have a scale per row of w, with
+// which the whole sum is multiplied. Vector lanes run along k, which needs no
 // repacking of w: four rows of w stay in the first cache while the rows of x go by, and a register
 // tile loads seven vectors for twelve multiply-adds.
 #pragma once
@@ -69,6 +70,8 @@ INLINE void write_tile(const LinearArgs& a, int64_t row, int64_t column, vf (&ac
       float sums[W < 4 ? 4 : W];
       *(v4f*)sums = sum4(acc[r][c], acc[r][c + 1], acc[r][c + 2], acc[r][c + 3]);
       const int valid = (int)min_of<int64_t>(4, a.n - column - c);
+      if (a.w_scale)
+        for (int i = 0; i < valid; i++) sums[i] *= a.w_scale[column + c + i];
       const int64_t at = (row + r) * a.n + column + c;
       if (a.out_dtype == F32) {
         if (valid == 4) *(v4f*)((float*)a.out + at) = *(v4f*)sums;
@@ -182,6 +185,7 @@ static void linear(const LinearArgs& a, int64_t n0, int64_t n1) {
     case BF16: return columns<float, bf16>(a, n0, n1);
 #endif
     case F16: return columns<float, f16>(a, n0, n1);
+    case I8: return columns<float, i8>(a, n0, n1);
     default: return columns<float, float>(a, n0, n1);
   }
 }

@@ -45,7 +45,7 @@ class EngineWeights:
 
     def _describe(self) -> list[tuple[str, list[int]]]:
         """(name, shape) of every weight."""
-        abstract = self._engine.runner.model.abstract
+        abstract = self._engine.runner.model.source
         return [(name, list(leaf.shape)) for name, leaf in abstract.items()]
 
     def _sleep(self, level: int, running: Any) -> bool:

@@ -130,3 +130,51 @@ def test_auto_takes_the_kernel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cpu_library.MODE_VARIABLE, raising=False)
     x, w = operands(2, 4, 16, "float32", "float32")
     assert cpu_library.LINEAR in compiled("auto").lower(x, w).as_text()
+
+
+def rounded(n: int, k: int) -> tuple[jax.Array, jax.Array]:
+    """int8 weights [N, K] that use the whole range, and a scale per row."""
+    rng = np.random.default_rng(n * 1009 + k)
+    weight = rng.integers(-128, 128, (n, k), dtype=np.int8)
+    return jnp.asarray(weight), jnp.asarray(rng.uniform(0.001, 0.1, n), jnp.float32)
+
+
+@needs_kernels
+@pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
+def test_int8_weights_match_float64(isa: str, x_dtype: str) -> None:
+    for m, n, k in SHAPES:
+        x, _ = operands(m, n, k, x_dtype, "float32")
+        w, scale = rounded(n, k)
+        got = jax.jit(lambda x, w, s: linear(x, w, jnp.float32, scale=s, impl="ffi"))(x, w, scale)
+        value = w.astype(jnp.float32) * scale[:, None]
+        assert scaled_error(got, x, value) < 4e-7, (m, n, k)
+
+
+@needs_kernels
+def test_rows_of_int8_products_do_not_depend_on_the_batch(isa: str) -> None:
+    x, _ = operands(50, 19, 577, "float32", "float32")
+    w, scale = rounded(19, 577)
+    product = jax.jit(lambda x, w, s: linear(x, w, scale=s, impl="ffi"))
+    whole = np.asarray(product(x, w, scale))
+    for rows in (1, 2, 7, 49):
+        np.testing.assert_array_equal(np.asarray(product(x[:rows], w, scale)), whole[:rows])
+
+
+@pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_int8_weights_by_xla(x_dtype: str, rows: int) -> None:
+    x, _ = operands(rows, 18, 130, x_dtype, "float32")
+    w, scale = rounded(18, 130)
+    got = jax.jit(lambda x, w, s: linear(x, w, jnp.float32, scale=s, impl="xla"))(x, w, scale)
+    assert scaled_error(got, x, w.astype(jnp.float32) * scale[:, None]) < 4e-7
+
+
+def test_int8_weights_need_their_scale() -> None:
+    x, w = operands(2, 3, 16, "float32", "float32")
+    narrow, scale = rounded(3, 16)
+    with pytest.raises(LinearError, match="int8"):
+        linear(x, narrow)
+    with pytest.raises(LinearError, match=r"\(2,\)"):
+        linear(x, narrow, scale=scale[:2])
+    with pytest.raises(LinearError, match="float32"):
+        linear(x, w, scale=scale)
