@@ -76,13 +76,13 @@ class Matrix(nnx.Module):
         self, shape: tuple[int, int], axes: tuple[str, str], ops: Ops, dtype: DTypeLike, key: Any
     ):
         weight = jax.random.normal(key, shape) * shape[1] ** -0.5
-        self.weight_scale: nnx.Param | None = None
+        scale = None
         if ops.int8_weights:
             weight, scale = quantize_rows(weight)
-            self.weight = nnx.Param(weight, logical_axes=axes)
-            self.weight_scale = nnx.Param(scale, logical_axes=axes[:1])
         else:
-            self.weight = nnx.Param(weight.astype(dtype), logical_axes=axes)
+            weight = weight.astype(dtype)
+        self.weight = nnx.Param(weight, logical_axes=axes)
+        self.weight_scale = None if scale is None else nnx.Param(scale, logical_axes=axes[:1])
         self.ops = ops
 
     def multiply(self, x: jax.Array) -> jax.Array:

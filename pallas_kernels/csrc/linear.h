@@ -14,6 +14,7 @@ namespace ISA_NS {
 constexpr int kRowBlock = 48;       // rows of x that stay in the second cache
 constexpr int kGroup = 2 * W;       // k per step
 constexpr int kStreamAhead = 1024;  // bytes of each row of w to ask for in advance
+constexpr int kMaxWidened = 4096;   // longest row of int8 weights that is widened to f32 at once
 
 #if defined(__AVX512BF16__)
 constexpr bool kHasBf16Dot = true;
@@ -103,9 +104,7 @@ INLINE void weight_tail(const LinearArgs& a, const T* const* rows, T (*tail)[kGr
 }
 
 template <class X, int R, int C, class T>
-INLINE void tile(const LinearArgs& a, int64_t row, int64_t column) {
-  const T* rows[C];
-  weight_rows<C>(a, column, rows);
+INLINE void tile(const LinearArgs& a, int64_t row, int64_t column, const T* const* rows) {
   const int64_t whole = a.k / kGroup * kGroup;
   const X* x = (const X*)a.x + row * a.k_padded;
   vf acc[R][C];
@@ -122,18 +121,49 @@ INLINE void tile(const LinearArgs& a, int64_t row, int64_t column) {
   write_tile<R, C>(a, row, column, acc);
 }
 
+// Up to kRowBlock rows of x from row0 on, with the four rows of w that start at `column`.
+template <class X, class T>
+INLINE void row_groups(const LinearArgs& a, int64_t row0, int64_t column, const T* const* rows) {
+  for_row_groups((int)min_of<int64_t>(kRowBlock, a.m - row0),
+                 [&](auto size, int row) __attribute__((always_inline)) {
+                   tile<X, decltype(size)::value, 4, T>(a, row0 + row, column, rows);
+                 });
+}
+
 template <class X, class T>
 static void columns(const LinearArgs& a, int64_t n0, int64_t n1) {
   if (a.m == 1) {
-    for (int64_t n = n0; n < n1; n += 8) tile<X, 1, 8, T>(a, 0, n);
+    for (int64_t n = n0; n < n1; n += 8) {
+      const T* rows[8];
+      weight_rows<8>(a, n, rows);
+      tile<X, 1, 8, T>(a, 0, n, rows);
+    }
     return;
   }
   for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock)
-    for (int64_t n = n0; n < n1; n += 4)
-      for_row_groups((int)min_of<int64_t>(kRowBlock, a.m - row0),
-                     [&](auto size, int row) __attribute__((always_inline)) {
-                       tile<X, decltype(size)::value, 4, T>(a, row0 + row, n);
-                     });
+    for (int64_t n = n0; n < n1; n += 4) {
+      const T* rows[4];
+      weight_rows<4>(a, n, rows);
+      row_groups<X>(a, row0, n, rows);
+    }
+}
+
+// int8 with more rows of x than a register tile has: four rows of w become f32 in the first cache,
+// once for all rows of x. The values and the order of additions are those of the other way.
+static void columns_widened(const LinearArgs& a, int64_t n0, int64_t n1) {
+  alignas(64) float wide[4][kMaxWidened];
+  const int64_t whole = a.k / W * W;
+  for (int64_t n = n0; n < n1; n += 4) {
+    const i8* rows[4];
+    const float* wide_rows[4];
+    weight_rows<4>(a, n, rows);
+    for (int c = 0; c < 4; c++) {
+      for (int64_t i = 0; i < whole; i += W) store(wide[c] + i, load(rows[c] + i));
+      for (int64_t i = whole; i < a.k; i++) wide[c][i] = rows[c][i].bits;
+      wide_rows[c] = wide[c];
+    }
+    for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock) row_groups<float>(a, row0, n, wide_rows);
+  }
 }
 
 static int64_t linear_k_padded(int64_t k, Dtype) { return (k + kGroup - 1) / kGroup * kGroup; }
@@ -185,7 +215,9 @@ static void linear(const LinearArgs& a, int64_t n0, int64_t n1) {
     case BF16: return columns<float, bf16>(a, n0, n1);
 #endif
     case F16: return columns<float, f16>(a, n0, n1);
-    case I8: return columns<float, i8>(a, n0, n1);
+    case I8:
+      return a.m > kMaxRows && a.k <= kMaxWidened ? columns_widened(a, n0, n1)
+                                                  : columns<float, i8>(a, n0, n1);
     default: return columns<float, float>(a, n0, n1);
   }
 }

@@ -77,17 +77,54 @@ INLINE vf add_product(vf acc, vf a, vf b) {
 
 // ---- widening loads: W values as f32
 
-INLINE vf load(const float* p) { return *(const vf*)p; }
-INLINE vf load(const bf16* p) {
-  return (vf)(__builtin_convertvector(*(const vh*)p, vi) << 16);
+// W narrow integers as int32. Spelled out because GCC converts the vectors of half a register or
+// less element by element.
+INLINE vi widen(vh x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(x, vi);
+#endif
 }
+INLINE vi widen(vb x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepu8_epi32((__m128i)x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)x));
+#else
+  return __builtin_convertvector(x, vi);
+#endif
+}
+INLINE vi widen(vc x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32((__m128i)x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((long long)x));
+#else
+  return __builtin_convertvector(x, vi);
+#endif
+}
+INLINE vf to_f32(vi x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps((__m512i)x);
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps((__m256i)x);
+#else
+  return __builtin_convertvector(x, vf);
+#endif
+}
+
+INLINE vf load(const float* p) { return *(const vf*)p; }
+INLINE vf load(const bf16* p) { return (vf)(widen(*(const vh*)p) << 16); }
 INLINE vf f16_to_f32(vh h) {
 #if defined(__AVX512F__)
   return (vf)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__F16C__)
   return (vf)_mm256_cvtph_ps((__m128i)h);
 #else
-  vi u = __builtin_convertvector(h, vi), magnitude = u & 0x7fff, sign = (u & 0x8000) << 16;
+  vi u = widen(h), magnitude = u & 0x7fff, sign = (u & 0x8000) << 16;
   // Below 2^-14 the exponent field is 0: put the mantissa under 2^-14 and take it away again,
   // so that no f32 subnormal appears (threads may flush those to zero).
   vf small = (vf)((magnitude << 13) + (113 << 23)) - splat(6.103515625e-05f);
@@ -99,17 +136,18 @@ INLINE vf f16_to_f32(vh h) {
 }
 INLINE vf load(const f16* p) { return f16_to_f32(*(const vh*)p); }
 INLINE vf load(const e5m2* p) {  // the upper byte of an f16
-  return f16_to_f32(__builtin_convertvector(*(const vb*)p, vh) << 8);
+  vi u = widen(*(const vb*)p) << 8;
+  return f16_to_f32(__builtin_convertvector(u, vh));
 }
 INLINE vf load(const e4m3* p) {
-  vi u = __builtin_convertvector(*(const vb*)p, vi), magnitude = u & 0x7f;
+  vi u = widen(*(const vb*)p), magnitude = u & 0x7f;
   vf small = (vf)((magnitude << 20) + (121 << 23)) - splat(0.015625f);
   vi normal = (magnitude << 20) + (120 << 23);
   vi r = magnitude == 0x7f ? splat_bits(0x7fc00000) : magnitude < 8 ? (vi)small : normal;
   return (vf)(r | ((u & 0x80) << 24));
 }
 INLINE vf load(const i8* p) {
-  return __builtin_convertvector(__builtin_convertvector(*(const vc*)p, vi), vf);
+  return to_f32(widen(*(const vc*)p));
 }
 
 // Each element without its lower 16 bits. Where registers are scarce the mask comes from memory, as
