@@ -25,7 +25,7 @@ demo: install  ## answer a question with the packaged model
 	$(BIN)/jaxllm chat smollm2 --temperature 0 --max-tokens 64 --max-model-len 2048 --prompt "$(QUESTION)"
 
 test: lint  ## lint, types and all tests that need no GPU and no peer
-	$(BIN)/python -m pytest -m "not gpu and not peer" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not peer" -n logical --maxprocesses 4 --dist loadfile
 
 report: install-test  ## the table of GPU kernel variants, compiled for an H200
 	JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(BIN)/python -m pallas_kernels.testing.report
