@@ -142,7 +142,7 @@ class Tracing:
                 TraceContextTextMapPropagator,
             )
 
-            exporter = None if processor is not None else _exporter(endpoint)
+            processor = processor or BatchSpanProcessor(_exporter(endpoint))
         except ImportError as error:
             raise ConfigError(
                 f"--otlp-traces-endpoint needs the packages of jaxllm[otel]: {error}"
@@ -152,7 +152,7 @@ class Tracing:
         self._provider = TracerProvider(
             resource=Resource.create(_service()), shutdown_on_exit=False
         )
-        self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("jaxllm")
         self._propagator = TraceContextTextMapPropagator()
 
