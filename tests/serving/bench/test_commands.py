@@ -103,6 +103,7 @@ def test_what_is_wrong_is_one_line(capsys, words, message):
     assert error.startswith("jaxllm: error:") and message in error
 
 
+@pytest.mark.slow
 def test_sweep_writes_tables_and_plots(model_folder, tmp_path, capsys):
     code = bench(
         *("sweep", "--serve-cmd", f"{sys.executable} -m tests.serving.stub_serve serve"),
@@ -120,6 +121,7 @@ def test_sweep_writes_tables_and_plots(model_folder, tmp_path, capsys):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_startup_measures_cold_and_warm(model_folder, tmp_path):
     code = bench(
         *("startup", "--serve-cmd", f"{sys.executable} -m tests.serving.stub_serve serve"),
@@ -140,6 +142,7 @@ def test_a_server_that_does_not_start_is_told_with_its_words(capsys):
     assert "no luck" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_throughput_and_latency_run_the_engine(model_folder, tmp_path, capsys):
     engine = [str(model_folder), *SETTINGS, "--max-num-seqs=2", "--enforce-eager"]
     code = bench(
