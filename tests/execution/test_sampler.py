@@ -9,6 +9,7 @@ import pytest
 
 from jaxllm.execution.batch import GREEDY, RANDOM, TRUNCATED, SamplingFields
 from jaxllm.execution.sampler import NUM_CANDIDATES, sample
+from pallas_kernels import cpu_library
 
 
 def fields(rows: int, uniform, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> SamplingFields:
@@ -143,3 +144,22 @@ def test_small_temperatures_and_large_logits_stay_finite():
     logits = np.array([[1e4, -1e4, 9.99e3, 0.0]])
     for need in (RANDOM, TRUNCATED):
         assert draw(logits, need, uniform=0.99, temperature=0.01).tolist() == [0]
+
+
+def test_other_platforms_draw_the_same(monkeypatch):
+    """What is compiled for GPUs searches all rows at once, with the compiler's own sums."""
+    rows = 48
+    logits = RNG.normal(size=(rows, 1500)) * 2
+    options = {
+        "uniform": RNG.random(rows),
+        "temperature": np.array([0.0, 0.7, 1.3])[np.arange(rows) % 3],
+        "top_k": np.array([0, 400, 20, 0])[np.arange(rows) % 4],
+        "top_p": np.array([1.0, 0.97, 0.9, 1.0, 0.6])[np.arange(rows) % 5],
+        "min_p": np.array([0.0, 0.0, 0.01])[np.arange(rows) // 3 % 3],
+    }
+    by_cpu = draw(logits, TRUNCATED, **options)
+    monkeypatch.setattr(cpu_library, "compiling_for_cpu", lambda: False)
+    sampler.cache_clear()
+    by_others = draw(logits, TRUNCATED, **options)
+    sampler.cache_clear()
+    assert by_cpu.tolist() == by_others.tolist()
