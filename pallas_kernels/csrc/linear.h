@@ -13,7 +13,7 @@ namespace ISA_NS {
 
 constexpr int kRowBlock = 48;       // rows of x that stay in the second cache
 constexpr int kGroup = 2 * W;       // k per step
-constexpr int kStreamAhead = 1024;  // bytes of each row of w to ask for in advance
+constexpr int kRowsAhead = 12;      // how far ahead of its use w is asked for
 constexpr int kMaxWidened = 4096;   // longest row of int8 weights that is widened to f32 at once
 
 #if defined(__AVX512BF16__)
@@ -53,13 +53,16 @@ INLINE void add_group(const bf16* x, int64_t stride, const bf16* const* w, int64
 }
 #endif
 
-// acc[r, c] += x[r] . w[c] over k in [0, depth), a multiple of kGroup.
-template <bool stream, int R, int C, class X, class T>
+// acc[r, c] += x[r] . w[c] over k in [0, depth), a multiple of kGroup. `fetch` asks for rows of w to
+// come: rows are short, so what lies ahead of a row's end is the next row, and the processor's own
+// prefetching starts anew in each.
+template <bool fetch, int R, int C, class X, class T>
 INLINE void dot_tile(const X* x, int64_t stride, const T* const* w, int64_t depth,
                      vf (&acc)[R][C]) {
+  const int64_t ahead = kRowsAhead * stride;
   for (int64_t i = 0; i < depth; i += kGroup) {
-    if (stream)
-      for (int c = 0; c < C; c++) __builtin_prefetch(w[c] + i + kStreamAhead / sizeof(T));
+    if (fetch && i * sizeof(T) % 64 == 0)
+      for (int c = 0; c < C; c++) __builtin_prefetch(w[c] + i + ahead, 0, 2);
     add_group(x, stride, w, i, acc);
   }
 }
@@ -104,13 +107,15 @@ INLINE void weight_tail(const LinearArgs& a, const T* const* rows, T (*tail)[kGr
 }
 
 template <class X, int R, int C, class T>
-INLINE void tile(const LinearArgs& a, int64_t row, int64_t column, const T* const* rows) {
+INLINE void tile(const LinearArgs& a, int64_t row, int64_t column, const T* const* rows,
+                 bool fetch) {
   const int64_t whole = a.k / kGroup * kGroup;
   const X* x = (const X*)a.x + row * a.k_padded;
   vf acc[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) acc[r][c] = (vf){};
-  dot_tile<R == 1>(x, a.k_padded, rows, whole, acc);
+  if (fetch) dot_tile<true>(x, a.k_padded, rows, whole, acc);
+  else dot_tile<false>(x, a.k_padded, rows, whole, acc);
   if (whole < a.k) {
     T tail[C][kGroup];
     weight_tail<C>(a, rows, tail);
@@ -123,28 +128,22 @@ INLINE void tile(const LinearArgs& a, int64_t row, int64_t column, const T* cons
 
 // Up to kRowBlock rows of x from row0 on, with the four rows of w that start at `column`.
 template <class X, class T>
-INLINE void row_groups(const LinearArgs& a, int64_t row0, int64_t column, const T* const* rows) {
+INLINE void row_groups(const LinearArgs& a, int64_t row0, int64_t column, const T* const* rows,
+                       bool fetch) {
   for_row_groups((int)min_of<int64_t>(kRowBlock, a.m - row0),
                  [&](auto size, int row) __attribute__((always_inline)) {
-                   tile<X, decltype(size)::value, 4, T>(a, row0 + row, column, rows);
+                   constexpr int R = decltype(size)::value;
+                   tile<X, R, 4, T>(a, row0 + row, column, rows, fetch && row == 0);
                  });
 }
 
 template <class X, class T>
 static void columns(const LinearArgs& a, int64_t n0, int64_t n1) {
-  if (a.m == 1) {
-    for (int64_t n = n0; n < n1; n += 8) {
-      const T* rows[8];
-      weight_rows<8>(a, n, rows);
-      tile<X, 1, 8, T>(a, 0, n, rows);
-    }
-    return;
-  }
   for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock)
     for (int64_t n = n0; n < n1; n += 4) {
       const T* rows[4];
       weight_rows<4>(a, n, rows);
-      row_groups<X>(a, row0, n, rows);
+      row_groups<X>(a, row0, n, rows, row0 == 0);
     }
 }
 
@@ -162,7 +161,8 @@ static void columns_widened(const LinearArgs& a, int64_t n0, int64_t n1) {
       for (int64_t i = whole; i < a.k; i++) wide[c][i] = rows[c][i].bits;
       wide_rows[c] = wide[c];
     }
-    for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock) row_groups<float>(a, row0, n, wide_rows);
+    for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock) 
+      row_groups<float>(a, row0, n, wide_rows, false);
   }
 }
 
