@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ LIMITS: dict[str, Any] = {
     "lifespan": "off",
     "log_config": None,
     "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
+    # Connections accepted in a turn of the event loop: others wait for no more than these, and
+    # where descriptors have run out asyncio logs each one it tried.
+    "backlog": 64,
     "timeout_keep_alive": 75,
     "timeout_graceful_shutdown": 4,
     "server_header": False,
@@ -28,11 +32,24 @@ _BACKLOG = 4096
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling."""
+    """uvicorn without its own signal handling; as many connections as ever may wait."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def allow_descriptors(count: int) -> None:
+    """Lets this process open `count` files, or as many as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int, uds: str | None = None, *, private: bool = False) -> socket.socket:

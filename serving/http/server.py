@@ -22,7 +22,7 @@ from serving.errors import EngineStartError
 from serving.http.admin import make_admin_app
 from serving.http.app import make_app
 from serving.http.context import ServerContext
-from serving.http.listener import LIMITS, Server, listen
+from serving.http.listener import LIMITS, Server, allow_descriptors, listen
 from serving.http.settings import ServeConfig
 from serving.log_stats import log_stats
 from serving.tools.parsers import detect_parser
@@ -41,6 +41,8 @@ EXIT_CUT = 3
 EXIT_ENGINE = 70
 _LOCALHOST = "127.0.0.1"
 _MAX_ADMIN_CONNECTIONS = 64
+# Descriptors beside those of connections.
+_OTHER_FILES = 256
 _POLL_SECONDS = 0.05
 
 
@@ -94,6 +96,7 @@ class HttpServer:
           ConfigError: the socket cannot be bound, or the certificate not be read.
         """
         settings = self.settings
+        allow_descriptors(settings.max_connections + _OTHER_FILES)
         with contextlib.ExitStack() as sockets:
             sock = listen(settings.host, settings.port, settings.uds)
             sockets.enter_context(contextlib.closing(sock))

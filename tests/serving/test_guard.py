@@ -1,6 +1,7 @@
 """Connections that are slow on purpose."""
 
 import contextlib
+import resource
 import socket
 import threading
 import time
@@ -76,3 +77,17 @@ def test_half_a_request_is_not_waited_for(served, monkeypatch, sent):
         began = time.monotonic()
         assert half.recv(100) == b""
         assert 0.2 < time.monotonic() - began < 3
+
+
+def test_more_connections_than_descriptors(launch):
+    """Accepting goes on when descriptors are there again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = launch()
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (64, hard))
+    host, port = server.url.removeprefix("http://").split(":")
+    held = [socket.create_connection((host, int(port))) for _ in range(150)]
+    time.sleep(0.5)
+    for sock in held:
+        sock.close()
+    server.wait_ready(10)
+    assert server.complete(max_tokens=1)
