@@ -53,7 +53,8 @@ class SequenceGroup:
         self.tokenizer = tokenizer
         self.finished_time: float | None = None
         self._end_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
+        # The end of a grammar is marked by an end token whether or not those are ignored.
+        if not params.ignore_eos or new_grammar is not None:
             self._end_ids |= eos_token_ids
         words = bad_word_ids(tokenizer, params.bad_words or ())
         self.sequences = []

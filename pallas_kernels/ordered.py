@@ -29,7 +29,12 @@ def ordered_cumsum(x: jax.Array) -> jax.Array:
     """x [..., N] -> [..., N]: running sums of the last axis, as ordered_sum."""
     if not cpu_library.compiling_for_cpu():
         return jnp.cumsum(x, axis=-1)
-    return lax.associative_scan(jnp.add, x, axis=-1)
+    shift = 1
+    while shift < x.shape[-1]:
+        shifted = jnp.concatenate([jnp.zeros_like(x[..., :shift]), x[..., :-shift]], axis=-1)
+        x = lax.optimization_barrier(x + shifted)
+        shift *= 2
+    return x
 
 
 def _fold(x: jax.Array, width: int) -> jax.Array:

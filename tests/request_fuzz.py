@@ -60,7 +60,8 @@ def random_params(rng: random.Random, vocab: int, most_tokens: int) -> SamplingP
     if rng.random() < 0.15:
         options["allowed_token_ids"] = rng.sample(range(vocab), 30)
     if rng.random() < 0.2:
-        options["logit_bias"] = {rng.randrange(vocab): rng.uniform(-200, 200) for _ in range(4)}
+        count = rng.choice([1, 4, 100])
+        options["logit_bias"] = {rng.randrange(vocab): rng.uniform(-200, 200) for _ in range(count)}
     if rng.random() < 0.3:
         options["stop_token_ids"] = rng.sample(range(vocab), 10)
     if rng.random() < 0.2:

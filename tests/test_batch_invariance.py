@@ -122,6 +122,14 @@ def test_other_programs_are_one_shape_each_or_refused(monkeypatch):
 
 
 @needs_kernels
+@pytest.mark.parametrize("settings", [{"max_num_seqs": 1}, {"num_blocks": 2, "max_model_len": 4}])
+def test_the_smallest_engines_are_checked_too(settings):
+    llm = start("float32", max_num_batched_tokens=4, **settings)
+    output = llm.generate([5, 6], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 2
+
+
+@needs_kernels
 def test_a_program_that_breaks_the_promise_is_named():
     llm = start("float32", max_num_batched_tokens=32)
     runner = llm._engine.runner

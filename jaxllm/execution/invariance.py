@@ -41,7 +41,8 @@ def _check_forward(runner: Runner) -> np.ndarray:
     """Hidden states [N, hidden] of the request, after comparing every way to compute them."""
     config = runner.config
     sizes = _sizes(runner, "forward")
-    blocks = (config.num_blocks - 1) // 2
+    has_company = config.max_num_seqs > 1 and config.num_blocks > 2
+    blocks = (config.num_blocks - 1) // (1 + has_company)
     most = min(MOST_TOKENS, config.max_model_len - 1, blocks * config.block_size, max(sizes))
     reference = min(size for size in sizes if size >= most)
     ids = np.random.default_rng(0).integers(runner.model.config.vocab_size, size=(2, most))
@@ -60,9 +61,9 @@ def _check_forward(runner: Runner) -> np.ndarray:
     for size in sizes:
         if size > LARGEST_CHECKED and size != reference:
             continue
-        for count in {min(size, most), min(size, most // 2), 1}:
+        for count in {min(size, most), min(size, -(-most // 2)), 1}:
             befores = {0}
-            if config.max_num_seqs > 1:
+            if has_company:
                 befores.add(min(size - count, most))
             for num_before in befores:
                 found = run(size, most - count, num_before)

@@ -67,7 +67,9 @@ class RowEdits:
         self._seen = np.zeros(64, np.int32)
         self._num_read = 0
         for token, value in (params.logit_bias or {}).items():
-            self._add[self._entry(token)] = value
+            # The array may be replaced by a longer one, so the entry comes first.
+            entry = self._entry(token)
+            self._add[entry] = value
 
     def entries(
         self, mask: np.ndarray | None
@@ -253,5 +255,9 @@ def apply_entries(num_entries: int, logits: jax.Array, packed: jax.Array) -> jax
     repeated = jnp.where(values > 0, values / repetition, values * repetition)
     values = jnp.where(seen == 1, repeated, values)
     counts = counts.astype(jnp.float32)
-    values = values - frequency * counts - presence * (counts > 0)
+    # Which of the products a compiler fuses into a subtraction depends on the number of entries.
+    values, by_count, by_presence = lax.optimization_barrier(
+        (values, frequency * counts, presence * (counts > 0))
+    )
+    values = values - by_count - by_presence
     return logits.at[rows, tokens].set(values, mode="drop")

@@ -20,7 +20,7 @@ from pallas_kernels.sampling import (
 
 # Candidates that truncated sampling looks at first; rows whose kept set may be larger take the
 # path over the whole vocabulary.
-NUM_CANDIDATES = 256
+NUM_CANDIDATES = 64
 
 
 def sample(logits: jax.Array, fields: SamplingFields, need: int) -> tuple[jax.Array, jax.Array]:

@@ -111,6 +111,7 @@ CASES = [
     request([1, 2, 3], [4, 4, 5], repetition_penalty=1.3),
     request([1, 2], [2, 9, 2], repetition_penalty=0.8, frequency_penalty=1.0, presence_penalty=-1),
     request([1], logit_bias={5: 3.5, 99: -100, 0: 100}),
+    request([1], logit_bias={token: token / 50 for token in range(90)}),
     request([1], [7], allowed_token_ids=[7, 8, 31, 32, 63, 64, 99]),
     request([1], [7], min_tokens=3, eos=[2], stop_token_ids=[50]),
     request([1], [7, 8, 9], min_tokens=3, eos=[2], stop_token_ids=[50]),
