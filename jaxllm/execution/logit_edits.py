@@ -252,7 +252,9 @@ def apply_entries(num_entries: int, logits: jax.Array, packed: jax.Array) -> jax
     repetition, frequency, presence = row_fields.reshape(ROW_FIELDS, -1)[:, rows]
     values = logits.at[rows, tokens].get(mode="clip")
     values = values + lax.bitcast_convert_type(add, jnp.float32)
-    repeated = jnp.where(values > 0, values / repetition, values * repetition)
+    # A quotient by one row's scalar would be compiled as a product with its inverse.
+    factor = jnp.where(values > 0, 1.0 / repetition, repetition)
+    repeated = values * factor
     values = jnp.where(seen == 1, repeated, values)
     counts = counts.astype(jnp.float32)
     # Which of the products a compiler fuses into a subtraction depends on the number of entries.
