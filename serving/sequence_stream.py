@@ -58,7 +58,8 @@ class SequenceStream:
         self.num_tokens = 0
         self._text = SequenceText(tokenizer, prompt_token_ids, params)
         self._end_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
+        # The end of a grammar is marked by an end token whether or not those are ignored.
+        if not params.ignore_eos or params.structured_outputs is not None:
             self._end_ids |= eos_token_ids
 
     def feed(self, output: Output) -> Delta:
