@@ -31,17 +31,23 @@ LOADS = (("one request", 1, 48), ("32 requests", 32, 8))
 def accuracy(llm: LLM) -> tuple[float, float]:
     """Mean log probability of the recorded tokens, and the share of greedy agreement."""
     cases = json.loads(GOLDEN.read_text())["prompts"]
-    logprobs: list[float] = []
-    ours: list[list[int]] = []
-    theirs: list[list[int]] = []
-    for case in cases:
-        ids, expected = case["prompt_token_ids"], case["output_token_ids"]
-        logprobs += llm.score({"prompt_token_ids": ids}, expected).logprobs
-        params = SamplingParams(temperature=0.0, max_tokens=len(expected), ignore_eos=True)
-        output = llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)[0]
-        ours.append(list(output.outputs[0].token_ids))
-        theirs.append(expected)
-    return statistics.mean(logprobs), common_share(ours, theirs)
+    prompts = [case["prompt_token_ids"] for case in cases]
+    answers = [case["output_token_ids"] for case in cases]
+    whole = [{"prompt_token_ids": [*ids, *new]} for ids, new in zip(prompts, answers, strict=True)]
+    scored = llm.generate(whole, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    logprobs = [
+        entry[token].logprob
+        for output, answer in zip(scored, answers, strict=True)
+        for entry, token in zip((output.prompt_logprobs or [])[-len(answer) :], answer, strict=True)
+        if entry
+    ]
+    greedy = [
+        SamplingParams(temperature=0.0, max_tokens=len(answer), ignore_eos=True)
+        for answer in answers
+    ]
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
+    ours = [list(output.outputs[0].token_ids) for output in outputs]
+    return statistics.mean(logprobs), common_share(ours, answers)
 
 
 def speed(llm: LLM, requests: int, new_tokens: int, round_number: int) -> float:
