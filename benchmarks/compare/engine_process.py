@@ -11,6 +11,8 @@ import sys
 import time
 from typing import IO, Any
 
+from benchmarks.compare import process_group
+
 # The script, which environment it runs in (None: the project's own), and its arguments.
 ENGINES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "jaxllm": ("engine_jaxllm", None, ()),
@@ -59,29 +61,21 @@ class EngineProcess:
         begin = time.perf_counter()
         engine._answer(None)
         engine.startup_s = time.perf_counter() - begin
-        engine._signal(signal.SIGSTOP)
+        process_group.send(engine.process, signal.SIGSTOP)
         return engine
 
     def run(self, workload: str, round_number: int, limit: float) -> dict[str, Any]:
         """One timed run while all others are stopped; EngineFailedError after `limit` seconds."""
-        self._signal(signal.SIGCONT)
+        process_group.send(self.process, signal.SIGCONT)
         try:
             _pipe(self.process.stdin).write(f"{workload} {round_number}\n".encode())
             return self._answer(limit)
         finally:
-            self._signal(signal.SIGSTOP)
+            process_group.send(self.process, signal.SIGSTOP)
 
     def close(self) -> None:
-        """Ends the engine; its workers too, which may outlive the process that started them."""
-        self._signal(signal.SIGCONT)
-        self._signal(signal.SIGTERM)
-        try:
-            self.process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            self._signal(signal.SIGKILL)
-            self.process.wait()
+        """Ends the engine and its workers."""
+        process_group.end(self.process)
 
     def _answer(self, limit: float | None) -> dict[str, Any]:
         """The next line; it may take two runs, since an untimed one precedes the first."""
@@ -92,12 +86,6 @@ class EngineProcess:
         if not line:
             raise EngineFailedError(f"{self.name} ended with {self.process.wait()}; see its log")
         return json.loads(line)
-
-    def _signal(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

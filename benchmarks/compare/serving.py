@@ -9,7 +9,6 @@ others are stopped (SIGSTOP). Weights are in the page cache in all starts but pe
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -25,6 +24,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compare import process_group
 from benchmarks.compare.engine_vllm import PRELOADS, preloaded
 from benchmarks.compare.summary import processor
 from benchmarks.compare.workloads import MAX_NUM_SEQS
@@ -69,21 +69,12 @@ class Server:
         server.startup_s = time.perf_counter() - begin
         return server
 
-    def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
     def end(self) -> None:
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=20)
-        self.signal(signal.SIGKILL)
-        self.process.wait()
+        process_group.end(self.process)
 
     def load(self, concurrency: int, round_number: int, args: argparse.Namespace) -> dict[str, Any]:
         """One run of the client, with this server awake."""
-        self.signal(signal.SIGCONT)
+        process_group.send(self.process, signal.SIGCONT)
         result = args.out / "client.json"
         try:
             subprocess.run(
@@ -103,7 +94,7 @@ class Server:
             return json.loads(result.read_text())
         finally:
             result.unlink(missing_ok=True)
-            self.signal(signal.SIGSTOP)
+            process_group.send(self.process, signal.SIGSTOP)
 
     def _healthy(self) -> bool:
         try:
@@ -217,7 +208,7 @@ def main() -> None:
                 cold.end()
                 warm = Server.start(name, args, cache)
                 servers.append(warm)
-                warm.signal(signal.SIGSTOP)
+                process_group.send(warm.process, signal.SIGSTOP)
                 starts[name] = [cold.startup_s, warm.startup_s]
                 print(f"{name}: cold {cold.startup_s:.1f} s, warm {warm.startup_s:.1f} s")
             for round_number in range(args.rounds):

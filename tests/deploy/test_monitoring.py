@@ -8,9 +8,9 @@ import subprocess
 import pytest
 import yaml
 
-from serving.engine.messages import Description
 from serving.metrics import Metrics
 from tests.serving.conftest import ROOT
+from tests.serving.descriptions import description
 
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yaml"
@@ -28,22 +28,7 @@ SUFFIXES = {
 def series():
     """Name of each series that a server has -> its labels."""
     metrics = Metrics("m")
-    metrics.describe(
-        Description(
-            tokenizer=None,
-            revision=None,
-            vocab_size=10,
-            max_model_len=100,
-            max_num_seqs=1,
-            max_num_batched_tokens=8,
-            block_size=4,
-            num_blocks=9,
-            eos_token_ids=[],
-            generation_config={},
-            config={"kv_cache_dtype": "auto"},
-            start_seconds=0.0,
-        )
-    )
+    metrics.describe(description({"kv_cache_dtype": "auto"}))
     found = {"up": set()}
     for collector in metrics.registry._collector_to_names:
         for family in collector.describe() or collector.collect():

@@ -1,6 +1,7 @@
 """Metrics under vLLM's names, and that they agree with what was served."""
 
 from serving.metrics import Metrics, RequestTimes, token_buckets
+from tests.serving.descriptions import description
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 COUNTERS = (
@@ -79,24 +80,8 @@ def test_times_follow_their_definitions():
     from jaxllm.sampling_params import SamplingParams
 
     metrics = Metrics("m")
-    from serving.engine.messages import Description
 
-    metrics.describe(
-        Description(
-            tokenizer=None,
-            revision=None,
-            vocab_size=10,
-            max_model_len=100,
-            max_num_seqs=1,
-            max_num_batched_tokens=8,
-            block_size=4,
-            num_blocks=9,
-            eos_token_ids=[],
-            generation_config={},
-            config={},
-            start_seconds=0.0,
-        )
-    )
+    metrics.describe(description())
     times = RequestTimes(10.0, 7, SamplingParams(max_tokens=3))
     times.scheduled = 12.0
     assert metrics.record_tokens(times, 1, 15.0) == 8
