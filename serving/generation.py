@@ -62,6 +62,9 @@ class ServedSequence:
 
     def give(self, delta: Delta) -> None:
         """Passes news on, as often as the job wants them."""
+        if self.prompt.job.interval == 1:
+            self.request.put(self.choice, delta)
+            return
         self.held.merge(delta)
         interval = self.prompt.job.interval
         if self.began and delta.finish_reason is None and len(self.held.token_ids) < interval:
@@ -93,40 +96,46 @@ class GenerationStream:
         self.prompts = prompts
         self.running: dict[str, ServedSequence] = {}
         self._pending: dict[int, Delta] = {}
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._error: ServingError | None = None
 
     def put(self, choice: int, delta: Delta) -> None:
         earlier = self._pending.get(choice)
         if earlier is None:
             self._pending[choice] = delta
+            self._wake()
         else:
             earlier.merge(delta)
-        self._wake.set()
 
     def fail(self, error: ServingError) -> None:
         self._error = error
-        self._wake.set()
+        self._wake()
 
     def __aiter__(self) -> AsyncIterator[list[tuple[int, Delta]]]:
         return self
 
     async def __anext__(self) -> list[tuple[int, Delta]]:
-        await self.wait()
         if not self._pending:
-            raise StopAsyncIteration
+            await self.wait()
+            if not self._pending:
+                raise StopAsyncIteration
         pending, self._pending = self._pending, {}
         return list(pending.items())
 
     async def wait(self) -> None:
-        """Until there is news; raises the error if that is it."""
+        """Until there is news; raises the error if that is it. One waits at a time."""
         while not self._pending:
             if self._error is not None:
                 raise self._error
             if not self.running:
                 return
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def close(self) -> None:
         """Ends what still runs, within a step."""

@@ -57,14 +57,21 @@ class ChunkedAnswer(abc.ABC):
             "model": model,
         }
         self._wishes = usage_wishes(context, body)
+        # Pieces that are nothing but text can be made from a template.
+        self.is_plain = not self._wishes[1] and not (
+            body.return_token_ids or body.prompt_logprobs is not None
+        )
 
     @abc.abstractmethod
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
 
     @abc.abstractmethod
-    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any]]:
-        """The chunks that news of a choice makes; none where it carries nothing yet."""
+    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any] | bytes]:
+        """The chunks that news of a choice makes, some encoded; none where it carries nothing yet.
+
+        Encoded ones only where `is_plain`.
+        """
 
     async def deltas(self, count: int) -> list[Delta]:
         """All the news of each of `count` choices."""
@@ -85,6 +92,9 @@ class ChunkedAnswer(abc.ABC):
                 out = []
                 for index, delta in news:
                     for chunk in self.chunks(index, delta):
+                        if isinstance(chunk, bytes):
+                            out.append(b"data: %b\n\n" % chunk)
+                            continue
                         if continuous:
                             chunk["usage"] = self.usage.render()
                         out.append(event(chunk))

@@ -14,6 +14,7 @@ from serving.http.answer import ChunkedAnswer, reply
 from serving.http.body import decode_body
 from serving.http.chat_prompt import make_jobs, parser_for
 from serving.http.context import ServerContext
+from serving.http.json_response import TextTemplate
 from serving.http.logprobs import LogprobWriter, prompt_logprobs
 from serving.http.protocol import ChatRequest, NamedTool
 from serving.sequence_stream import Delta
@@ -29,6 +30,7 @@ class _Choice:
     Attributes:
       has_calls: a tool call has begun.
       held: news that is not sent yet.
+      template: of a piece with text alone, made with the first one.
     """
 
     index: int
@@ -36,6 +38,7 @@ class _Choice:
     logprobs: LogprobWriter | None
     has_calls: bool = False
     began: bool = False
+    template: TextTemplate | None = None
     held: Delta = dataclasses.field(default_factory=Delta)
 
 
@@ -52,6 +55,7 @@ class ChatAnswer(ChunkedAnswer):
         object_name: str,
     ):
         super().__init__(context, body, stream, answer_id, model, object_name)
+        self.is_plain = self.is_plain and not body.logprobs
         self.body = body
         self.prompt = stream.prompts[0]
         ids = self.prompt.job.prompt.token_ids
@@ -144,7 +148,7 @@ class ChatAnswer(ChunkedAnswer):
             )
         return answer
 
-    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any]]:
+    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any] | bytes]:
         choice = self.choices[index]
         if not choice.began:
             choice.began = True
@@ -155,7 +159,14 @@ class ChatAnswer(ChunkedAnswer):
             yield first
             if self.body.echo and (text := self._last_text()):
                 yield self._chunk(choice, {"content": text})
-        deltas = [self._delta(choice, piece) for piece in self.pieces(choice, delta)]
+        pieces = self.pieces(choice, delta)
+        if self.is_plain and delta.finish_reason is None and not choice.held.token_ids:
+            match pieces:
+                case [Content(text)]:
+                    self.usage.completion_tokens += len(delta.token_ids)
+                    yield self._template(choice).encode(text)
+                    return
+        deltas = [self._delta(choice, piece) for piece in pieces]
         choice.held.merge(dataclasses.replace(delta, text=""))
         held = choice.held
         wanted = choice.logprobs is not None or self.body.return_token_ids
@@ -168,6 +179,13 @@ class ChatAnswer(ChunkedAnswer):
         last = self._chunk(choice, deltas[-1] if deltas else {})
         last["choices"][0].update(self.extras(choice, held))
         yield last
+
+    def _template(self, choice: _Choice) -> TextTemplate:
+        if choice.template is None:
+            marked = self._chunk(choice, {"content": TextTemplate.MARK})
+            marked["choices"][0].update(self.extras(choice, Delta()))
+            choice.template = TextTemplate(marked)
+        return choice.template
 
     def _chunk(self, choice: _Choice, delta: dict[str, Any]) -> dict[str, Any]:
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -13,6 +13,7 @@ from serving.http.answer import ChunkedAnswer, reply
 from serving.http.body import decode_body
 from serving.http.context import ServerContext
 from serving.http.errors import bad_request
+from serving.http.json_response import TextTemplate
 from serving.http.logprobs import LogprobWriter, prompt_logprobs
 from serving.http.params import check_request, make_params, stream_interval
 from serving.http.protocol import CompletionRequest
@@ -30,6 +31,7 @@ class _Choice:
     Attributes:
       echo: what of the prompt is still to be sent before the output, None when it was.
       drop_output: only the prompt was asked for.
+      template: of a piece with text alone, made with the first one.
     """
 
     index: int
@@ -38,6 +40,7 @@ class _Choice:
     echo: str | None
     drop_output: bool
     sent_prompt_ids: bool = False
+    template: TextTemplate | None = None
     held: Delta = dataclasses.field(default_factory=Delta)
 
 
@@ -53,6 +56,7 @@ class _Completion(ChunkedAnswer):
         model: str,
     ):
         super().__init__(context, body, stream, answer_id, model, "text_completion")
+        self.is_plain = self.is_plain and body.logprobs is None
         self.body = body
         tokenizer = context.llm.tokenizer
         top = None if body.logprobs is None else int(body.logprobs)
@@ -128,12 +132,29 @@ class _Completion(ChunkedAnswer):
         choices = [self.render(c, d) for c, d in zip(self.choices, deltas, strict=True)]
         return {**self.head, "choices": choices, "usage": self.usage.render()}
 
-    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any]]:
+    def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any] | bytes]:
         choice = self.choices[index]
+        if self._is_text_alone(choice, delta):
+            if choice.template is None:
+                marked = self.render(choice, Delta(TextTemplate.MARK))
+                choice.template = TextTemplate({**self.head, "choices": [marked]})
+            self.usage.completion_tokens += len(delta.token_ids)
+            yield choice.template.encode(delta.text)
+            return
         choice.held.merge(delta)
         if self._worth_sending(choice):
             delta, choice.held = choice.held, Delta()
             yield {**self.head, "choices": [self.render(choice, delta)]}
+
+    def _is_text_alone(self, choice: _Choice, delta: Delta) -> bool:
+        return bool(
+            self.is_plain
+            and delta.text
+            and delta.finish_reason is None
+            and choice.echo is None
+            and not choice.drop_output
+            and not choice.held.token_ids
+        )
 
     def _worth_sending(self, choice: _Choice) -> bool:
         """Not where a piece would carry nothing: its text is still held back."""

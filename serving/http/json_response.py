@@ -13,6 +13,25 @@ def encode(value: Any) -> bytes:
     return _ENCODER.encode(value)
 
 
+class TextTemplate:
+    """Encodes a value again and again with another text in it.
+
+    Args:
+      value: has MARK where the text comes.
+    """
+
+    MARK = "\0"
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, value: Any):
+        self._before, mark, self._after = encode(value).rpartition(encode(self.MARK))
+        if not mark:
+            raise ValueError("no mark in the value")
+
+    def encode(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, _ENCODER.encode(text), self._after)
+
+
 class JsonResponse(Response):
     media_type = "application/json"
 

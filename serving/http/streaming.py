@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from serving.http.errors import ClientLeftError
+from serving.http.guard import WRITE_PART
 from serving.http.json_response import encode
 
 DONE = b"data: [DONE]\n\n"
@@ -73,7 +74,9 @@ class EventStream:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = asyncio.ensure_future(self._write(send))
+        # Another server than ours has no such extension.
+        write = scope.get("extensions", {}).get(WRITE_PART, _cannot)
+        writer = asyncio.ensure_future(self._write(send, write))
         watch = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({writer, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +90,7 @@ class EventStream:
                         await future
             await self._events.aclose()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, write: Callable[[bytes], bool]) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self._headers}
         await send(start)
         await self._send(send, self._first)
@@ -96,7 +99,8 @@ class EventStream:
             async with asyncio.timeout(self._timeout or None):
                 async for data in self._events:
                     self._quiet = False
-                    await self._send(send, data)
+                    if not write(data):
+                        await self._send(send, data)
         except TimeoutError:
             error = {"message": "the request took too long", "type": "GatewayTimeoutError"}
             await self._send(send, event({"error": {**error, "param": None, "code": 504}}))
@@ -114,6 +118,10 @@ class EventStream:
             await asyncio.sleep(PING_SECONDS)
             if self._quiet:
                 await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+
+
+def _cannot(data: bytes) -> bool:
+    return False
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,40 @@ def test_blanks_and_newlines_survive(launch):
     assert joined(server.stream("/v1/completions", body)) == (text, "stop")
     chat = {**CHAT, "max_tokens": 100, "temperature": 0}
     assert joined(server.stream("/v1/chat/completions", chat)) == (text, "stop")
+
+
+def test_a_client_of_http_1_0_gets_the_stream_without_chunks(server):
+    want = server.complete(max_tokens=9, **GREEDY)["choices"][0]["text"]
+    body = json.dumps({"prompt": "Hello", "max_tokens": 9, "stream": True, **GREEDY}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        head = "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+        sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        answer = b"".join(iter(lambda: sock.recv(4096), b""))
+    events = answer.partition(b"\r\n\r\n")[2].decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    text = "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2])
+    assert text == want
+
+
+def test_a_reader_that_pauses_gets_the_same_text(server):
+    body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 200, "logprobs": 5, **GREEDY}
+    want = server.complete(**body)["choices"]
+    data = json.dumps({**body, "stream": True}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.socket() as sock:
+        # A window so small that the server has to wait again and again.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.connect((host, int(port)))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += "Content-Type: application/json\r\n"
+        sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        time.sleep(0.5)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    rest, body = answer.partition(b"\r\n\r\n")[2], b""
+    while rest and not rest.startswith(b"0\r\n"):
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    events = [json.loads(e[6:]) for e in body.decode().split("\n\n")[:-1] if e != "data: [DONE]"]
+    for index in range(4):
+        assert joined(events, index) == (want[index]["text"], "length")
