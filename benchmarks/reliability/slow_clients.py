@@ -11,15 +11,12 @@ from benchmarks.reliability.harness import (
     GREEDY,
     Check,
     Options,
-    Reply,
     Server,
     bar,
-    gaps,
-    percentile,
     request,
     running,
-    together,
 )
+from benchmarks.reliability.streams import measure, result
 
 _STEP = 0.02
 _SLOW_CLIENTS = 50
@@ -52,14 +49,11 @@ async def _beside(server: Server, slow: int, seconds: float) -> tuple[float, int
     end = time.monotonic() + seconds
     before = server.rss()
     work = [asyncio.ensure_future(_read_slowly(server, end)) for _ in range(slow)]
-    await asyncio.sleep(1.0)
-    found: list[float] = []
-    while time.monotonic() < end - 8:
-        replies = await together(server.address, [_FAST] * 4)
-        found += [gap for r in replies if isinstance(r, Reply) for gap in gaps(r)]
+    client = measure(server.address, _FAST, streams=4, skip=1.0, seconds=seconds - 8)
+    found = await asyncio.to_thread(result, client)
     grown = server.rss() - before
     await asyncio.gather(*work, return_exceptions=True)
-    return percentile(found, 99), grown
+    return found.gaps[1], grown
 
 
 @bar("14", "50 clients that read 1 kB a second")

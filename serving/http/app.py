@@ -12,7 +12,7 @@ from serving.http.chat import chat_route
 from serving.http.completions import completions_route
 from serving.http.context import ServerContext
 from serving.http.errors import EXCEPTION_HANDLERS
-from serving.http.middleware import Authentication, Bookkeeping, HeaderRules, RootPath
+from serving.http.middleware import Authentication, Bookkeeping, Door, HeaderRules, RootPath
 from serving.http.openapi import openapi_routes
 from serving.http.page import page_routes
 from serving.http.responses import responses_route
@@ -25,11 +25,17 @@ def make_app(
     context: ServerContext, keys: tuple[str, ...], more_routes: Sequence[BaseRoute] = ()
 ) -> ASGIApp:
     """The application of a server whose API any of `keys` opens (none: it is open)."""
+    generating = [
+        Route("/v1/completions", completions_route(context), methods=["POST"]),
+        Route("/v1/chat/completions", chat_route(context), methods=["POST"]),
+        Route("/v1/responses", responses_route(context), methods=["POST"]),
+    ]
     middleware = [
         Middleware(HeaderRules),
         Middleware(RootPath, root_path=context.settings.root_path),
         Middleware(Bookkeeping, context=context),
         Middleware(Authentication, keys=keys),
+        Middleware(Door, llm=context.llm, routes=generating),
     ]
     if context.tracing is not None:
         middleware.insert(2, Middleware(TraceRequests, tracing=context.tracing))
@@ -45,9 +51,7 @@ def make_app(
         )
     return Starlette(
         routes=[
-            Route("/v1/completions", completions_route(context), methods=["POST"]),
-            Route("/v1/chat/completions", chat_route(context), methods=["POST"]),
-            Route("/v1/responses", responses_route(context), methods=["POST"]),
+            *generating,
             *small_routes(context),
             *watch_routes(context),
             *openapi_routes(context),

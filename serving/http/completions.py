@@ -171,7 +171,6 @@ def completions_route(context: ServerContext) -> Any:
     """The endpoint."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        context.llm.check_door()
         body = await decode_body(request, CompletionRequest, context.settings.max_body_size)
         model = context.check_model(body.model)
         _check(body)

@@ -18,6 +18,42 @@ _KEEPALIVE = (30, 10, 3)
 WRITE_PART = "jaxllm.write_part"
 
 
+class _OneWrite:
+    """What one answer is written to: its head goes out together with what follows it.
+
+    uvicorn writes a head just before the first part of its body, so that it does not wait long.
+    """
+
+    __slots__ = ("_held", "_passes", "_transport")
+
+    def __init__(self, transport: Any):
+        self._transport = transport
+        self._held = b""
+        self._passes = False
+
+    def write(self, data: bytes) -> None:
+        if self._passes:
+            self._transport.write(data)
+        elif not self._held and not data.startswith(b"HTTP/1.1 1"):
+            self._held = data
+        else:
+            self._flush(data)
+
+    def close(self) -> None:
+        self._flush(b"")
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        closing: bool = self._transport.is_closing()
+        return closing
+
+    def _flush(self, data: bytes) -> None:
+        held, self._held = self._held, b""
+        self._passes = self._passes or bool(held)
+        if held or data:
+            self._transport.write(held + data)
+
+
 class GuardedProtocol(H11Protocol):
     """Closes a connection whose next request does not arrive whole within HEADER_SECONDS.
 
@@ -33,6 +69,7 @@ class GuardedProtocol(H11Protocol):
         self.app = self._serve
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.cycle.transport = _OneWrite(self.transport)  # type: ignore[assignment]
         if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
             write = functools.partial(self._write_part, self.cycle)
             scope["extensions"] = {WRITE_PART: write}
@@ -53,7 +90,7 @@ class GuardedProtocol(H11Protocol):
             or self.conn.our_state is not h11.SEND_BODY
         ):
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     def connection_made(self, transport: Any) -> None:

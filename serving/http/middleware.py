@@ -3,12 +3,16 @@
 import hashlib
 import secrets
 import time
+from collections.abc import Sequence
 
 from starlette._utils import get_route_path
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.async_llm import AsyncLLM
+from serving.errors import ServingError
 from serving.http.context import ServerContext
-from serving.http.errors import ApiError, error_response
+from serving.http.errors import ApiError, as_api_error, error_response
 
 # Open without a key; everything else is closed, known or not.
 OPEN_PATHS = frozenset(
@@ -131,6 +135,32 @@ class Bookkeeping:
                 metrics = context.llm.metrics
                 metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
                 metrics.http_seconds.labels(handler, method).observe(time.monotonic() - began)
+
+
+class Door:
+    """Refuses what could not be let in now, before any work is spent on it.
+
+    Args:
+      routes: that generate.
+    """
+
+    def __init__(self, app: ASGIApp, llm: AsyncLLM, routes: Sequence[Route]):
+        self._app = app
+        self._llm = llm
+        self._routes = {route.path: route for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self._routes.get(get_route_path(scope))
+            if route is not None:
+                try:
+                    self._llm.check_door()
+                except ServingError as error:
+                    # Requests are counted by route.
+                    scope["route"] = route
+                    await error_response(as_api_error(error))(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
 
 
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})

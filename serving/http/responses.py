@@ -226,7 +226,6 @@ def responses_route(context: ServerContext) -> Any:
     """The endpoint."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        context.llm.check_door()
         body = await decode_body(request, ResponsesRequest, context.settings.max_body_size)
         model = context.check_model(body.model)
         answer_id = context.request_id(request, body.request_id, "resp")
