@@ -6,10 +6,11 @@ never enter a span. The SDK's environment variables hold (OTEL_SERVICE_NAME, OTE
 OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, ...).
 """
 
+import contextlib
 import contextvars
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette._utils import get_route_path
@@ -25,6 +26,9 @@ OPERATIONS = {
     "/v1/responses": "chat",
 }
 _PROTOCOLS = ("grpc", "http/protobuf")
+_RPC_FAULTS = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,18 +38,24 @@ class RequestTrace:
     Attributes:
       times: of every sequence, over all prompts and samples.
       status: of the HTTP answer; 0 while there is none.
+      rpc_status: of the gRPC answer, its number and name; None while there is none.
+      is_whole: the answer was sent to its end.
     """
 
     request_id: str = ""
     params: SamplingParams | None = None
     times: list[RequestTimes] = dataclasses.field(default_factory=list)
     status: int = 0
+    rpc_status: tuple[int, str] | None = None
+    is_whole: bool = False
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the span, without the operation and the model."""
         found: dict[str, Any] = {}
         if self.status:
             found["http.response.status_code"] = self.status
+        if self.rpc_status is not None:
+            found["rpc.grpc.status_code"] = self.rpc_status[0]
         if self.params is None:
             return found
         params, times = self.params, self.times
@@ -96,13 +106,26 @@ class RequestTrace:
             found["gen_ai.latency.time_in_model_inference"] = max(last) - min(scheduled)
         return found
 
-    def error_type(self, left: bool) -> str | None:
+    def error_type(self) -> str | None:
         """Why the request did not end well, None if it did."""
         if any(t.finish_reason == "error" for t in self.times):
             return "engine_error"
         if self.status >= 400 and self.status != 499:
             return str(self.status)
-        return "client_left" if left or self.status == 499 else None
+        if self.rpc_status is not None and self.rpc_status[0]:
+            return self.rpc_status[1]
+        return None if self.is_whole and self.status != 499 else "client_left"
+
+    def finish_rpc(self) -> None:
+        """The call ended well."""
+        self.rpc_status, self.is_whole = (0, "OK"), True
+
+    @property
+    def is_servers_fault(self) -> bool:
+        """By the conventions of HTTP and gRPC what the client did wrong is no error of a server."""
+        if any(t.finish_reason == "error" for t in self.times) or self.status >= 500:
+            return True
+        return self.rpc_status is not None and self.rpc_status[1] in _RPC_FAULTS
 
 
 _current: contextvars.ContextVar[RequestTrace | None] = contextvars.ContextVar(
@@ -156,21 +179,46 @@ class Tracing:
         self._tracer = self._provider.get_tracer("jaxllm")
         self._propagator = TraceContextTextMapPropagator()
 
-    def start_span(self, operation: str, headers: dict[str, str]) -> Any:
-        """A span of a request, below the one that `traceparent` in its headers names."""
-        from opentelemetry.trace import SpanKind
+    @contextlib.contextmanager
+    def request(
+        self, operation: str, headers: Mapping[str, str], **attributes: str
+    ) -> Iterator[RequestTrace]:
+        """A span of a request, below the one that `traceparent` in its headers names.
 
-        return self._tracer.start_span(
+        What `note_submitted` tells meanwhile goes to it. The caller notes the status of the answer;
+        without one the client has left.
+        """
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        trace = RequestTrace()
+        span = self._tracer.start_span(
             f"{operation} {self.model}",
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
             attributes={
+                **attributes,
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "jaxllm",
                 "gen_ai.request.model": self.model,
                 "gen_ai.response.model": self.model,
             },
         )
+        _current.set(trace)
+        try:
+            yield trace
+        except BaseException as error:
+            span.record_exception(error)
+            raise
+        finally:
+            # Not by a token: a stream that is given up ends in another context.
+            _current.set(None)
+            span.set_attributes(trace.attributes())
+            error_type = trace.error_type()
+            if error_type is not None:
+                span.set_attribute("error.type", error_type)
+                if trace.is_servers_fault:
+                    span.set_status(Status(StatusCode.ERROR))
+            span.end()
 
     def close(self) -> None:
         """Sends what is left, for as long as the exporter's timeout at most."""
@@ -194,40 +242,16 @@ class TraceRequests:
         headers = {
             key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
         }
-        span = self._tracing.start_span(operation, headers)
-        trace = RequestTrace()
-        left = True
+        with self._tracing.request(operation, headers) as trace:
 
-        async def noting(message: Message) -> None:
-            nonlocal left
-            if message["type"] == "http.response.start":
-                trace.status = message["status"]
-            await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                left = False
+            async def noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    trace.status = message["status"]
+                await send(message)
+                if message["type"] == "http.response.body" and not message.get("more_body"):
+                    trace.is_whole = True
 
-        token = _current.set(trace)
-        try:
             await self._app(scope, receive, noting)
-        except BaseException as error:
-            span.record_exception(error)
-            raise
-        finally:
-            _current.reset(token)
-            _end(span, trace, left)
-
-
-def _end(span: Any, trace: RequestTrace, left: bool) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    span.set_attributes(trace.attributes())
-    error = trace.error_type(left)
-    if error is not None:
-        span.set_attribute("error.type", error)
-        # Conventions of HTTP: what the client did wrong is no error of the server.
-        if error == "engine_error" or trace.status >= 500:
-            span.set_status(Status(StatusCode.ERROR))
-    span.end()
 
 
 def _service() -> dict[str, str]:

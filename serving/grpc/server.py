@@ -1,9 +1,10 @@
 """The gRPC server: keys, status codes, health and reflection around the service."""
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -21,7 +22,9 @@ from serving.errors import (
     RequestRefusedError,
 )
 from serving.grpc import messages as pb
+from serving.grpc.convert import bearer_key
 from serving.grpc.service import Control, Inference
+from serving.tracing import RequestTrace, Tracing
 from serving.weights import WeightAccess
 
 _HEALTH_SECONDS = 0.5
@@ -34,6 +37,7 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 _OPEN_PREFIXES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+_GENERATING = frozenset({"Generate", "GenerateStream", "Score"})
 SERVICES = {name: pb.DESCRIPTOR.services_by_name[name] for name in ("Inference", "Control")}
 
 
@@ -71,17 +75,20 @@ class GrpcServer:
         names: tuple[str, ...],
         keys: tuple[str, ...] = (),
         access: WeightAccess = WeightAccess(),  # noqa: B008 - frozen
+        *,
+        isolate_keys: bool = False,
+        tracing: Tracing | None = None,
     ):
         self._llm = llm
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_Keys(keys)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         implementations = {
-            "Inference": Inference(llm),
+            "Inference": Inference(llm, isolate_keys),
             "Control": Control(llm, names, access),
         }
         for name, implementation in implementations.items():
-            self._server.add_generic_rpc_handlers((_handlers(name, implementation),))
+            self._server.add_generic_rpc_handlers((_handlers(name, implementation, tracing),))
         full_names = [service.full_name for service in SERVICES.values()]
         self._names = ["", *full_names]
         reflection.enable_server_reflection(
@@ -144,9 +151,7 @@ class _Keys(grpc.aio.ServerInterceptor):
     ) -> Any:
         if not self._digests or details.method.startswith(_OPEN_PREFIXES):
             return await continuation(details)
-        given = dict(details.invocation_metadata).get("authorization", "")
-        kind, _, key = given.partition(" ")
-        digest = hashlib.sha256(key.strip().encode() if kind.lower() == "bearer" else b"").digest()
+        digest = hashlib.sha256(bearer_key(details.invocation_metadata).encode()).digest()
         # All are compared, each in constant time.
         if sum([secrets.compare_digest(digest, known) for known in self._digests]):
             return await continuation(details)
@@ -157,18 +162,19 @@ async def _refuse(request: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "an API key is needed")
 
 
-def _handlers(name: str, implementation: object) -> grpc.GenericRpcHandler:
+def _handlers(name: str, implementation: object, tracing: Tracing | None) -> grpc.GenericRpcHandler:
     service = SERVICES[name]
     methods = {}
     for method in service.methods:
         request_type = getattr(pb, method.input_type.name)
         function = getattr(implementation, method.name)
+        trace = _Trace(tracing, service.full_name, method.name)
         if method.client_streaming:
-            make, wrapped = grpc.stream_unary_rpc_method_handler, _unary(function)
+            make, wrapped = grpc.stream_unary_rpc_method_handler, _unary(function, trace)
         elif method.server_streaming:
-            make, wrapped = grpc.unary_stream_rpc_method_handler, _streaming(function)
+            make, wrapped = grpc.unary_stream_rpc_method_handler, _streaming(function, trace)
         else:
-            make, wrapped = grpc.unary_unary_rpc_method_handler, _unary(function)
+            make, wrapped = grpc.unary_unary_rpc_method_handler, _unary(function, trace)
         methods[method.name] = make(
             wrapped,
             request_deserializer=request_type.FromString,
@@ -177,22 +183,59 @@ def _handlers(name: str, implementation: object) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(service.full_name, methods)
 
 
-def _unary(function: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
+class _Trace:
+    """Makes the span of a call, for the methods that generate."""
+
+    def __init__(self, tracing: Tracing | None, service: str, method: str):
+        self._tracing = tracing if method in _GENERATING else None
+        self._service = service
+        self._method = method
+
+    @contextlib.contextmanager
+    def __call__(self, context: Any) -> Iterator[RequestTrace]:
+        if self._tracing is None:
+            yield RequestTrace()
+            return
+        metadata = {
+            key: value for key, value in context.invocation_metadata() if isinstance(value, str)
+        }
+        names = {"rpc.system": "grpc", "rpc.service": self._service, "rpc.method": self._method}
+        with self._tracing.request("text_completion", metadata, **names) as trace:
+            yield trace
+
+
+async def _fail(context: Any, trace: RequestTrace, error: Exception) -> None:
+    code, message = status_of(error)
+    trace.rpc_status = (code.value[0], code.name)
+    await context.abort(code, message)
+
+
+def _unary(
+    function: Callable[[Any, Any], Awaitable[Any]], make_trace: _Trace
+) -> Callable[[Any, Any], Any]:
     async def call(request: Any, context: Any) -> Any:
-        try:
-            return await function(request, context)
-        except Exception as error:
-            await context.abort(*status_of(error))
+        with make_trace(context) as trace:
+            try:
+                answer = await function(request, context)
+            except Exception as error:
+                await _fail(context, trace, error)
+            else:
+                trace.finish_rpc()
+                return answer
 
     return call
 
 
-def _streaming(function: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[Any, Any], Any]:
+def _streaming(
+    function: Callable[[Any, Any], AsyncIterator[Any]], make_trace: _Trace
+) -> Callable[[Any, Any], Any]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async for message in function(request, context):
-                yield message
-        except Exception as error:
-            await context.abort(*status_of(error))
+        with make_trace(context) as trace:
+            try:
+                async for message in function(request, context):
+                    yield message
+                trace.finish_rpc()
+            except Exception as error:
+                await _fail(context, trace, error)
 
     return call

@@ -12,10 +12,17 @@ from jaxllm.structured_outputs import StructuredOutputs
 from serving.async_llm import AsyncLLM, GenerationStream, Job, PromptState
 from serving.errors import ControlError, NotReadyError
 from serving.grpc import messages as pb
-from serving.grpc.convert import params_values, prompt_value, sample_message, token_logprobs
+from serving.grpc.convert import (
+    bearer_key,
+    params_values,
+    prompt_value,
+    sample_message,
+    token_logprobs,
+)
 from serving.grpc.weight_upload import WeightUpload
 from serving.http.params import default_parameters
 from serving.sequence_stream import Delta
+from serving.tenants import tenant_salt
 from serving.version import VERSION
 from serving.weights import Updated, WeightAccess
 
@@ -23,15 +30,20 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 class Inference:
-    """jaxllm.Inference."""
+    """jaxllm.Inference.
 
-    def __init__(self, llm: AsyncLLM):
+    Args:
+      isolate_keys: requests with different API keys never share a prefix.
+    """
+
+    def __init__(self, llm: AsyncLLM, isolate_keys: bool = False):
         self._llm = llm
+        self._isolate_keys = isolate_keys
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Any
     ) -> pb.GenerateResponse:
-        stream = await self._submit(request)
+        stream = await self._submit(request, context)
         deltas = [Delta() for _ in range(stream.prompts[0].job.params.n)]
         try:
             async for news in stream:
@@ -48,7 +60,7 @@ class Inference:
     async def GenerateStream(  # noqa: N802
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateChunk]:
-        stream = await self._submit(request)
+        stream = await self._submit(request, context)
         prompt = stream.prompts[0]
         first = True
         try:
@@ -67,8 +79,8 @@ class Inference:
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:  # noqa: N802
         llm = self._llm
-        llm.check_ready()
-        salt = request.cache_salt if request.HasField("cache_salt") else None
+        llm.check_door()
+        salt = self._salt(request, context)
         prompt = await llm.process_prompt(prompt_value(request.prompt, salt))
         value = prompt_value(request.continuation, None)
         rest = await llm.process_prompt(value, add_special_tokens=False)
@@ -102,14 +114,20 @@ class Inference:
         text = self._llm.tokenizer.decode(list(request.ids), skip_special_tokens=False)
         return pb.DetokenizeResponse(text=text)
 
-    async def _submit(self, request: pb.GenerateRequest) -> GenerationStream:
+    def _salt(self, request: pb.GenerateRequest | pb.ScoreRequest, context: Any) -> str | None:
+        given = request.cache_salt if request.HasField("cache_salt") else None
+        if not self._isolate_keys:
+            return given
+        return tenant_salt(bearer_key(context.invocation_metadata()), given)
+
+    async def _submit(self, request: pb.GenerateRequest, context: Any) -> GenerationStream:
         llm = self._llm
-        llm.check_ready()
+        llm.check_door()
         asked = request.sampling_params
         truncate = (
             asked.truncate_prompt_tokens if asked.HasField("truncate_prompt_tokens") else None
         )
-        salt = request.cache_salt if request.HasField("cache_salt") else None
+        salt = self._salt(request, context)
         add = not request.HasField("add_special_tokens") or request.add_special_tokens
         prompt = await llm.process_prompt(
             prompt_value(request.prompt, salt),

@@ -1,7 +1,6 @@
 """What every route of a server needs."""
 
 import dataclasses
-import hashlib
 import secrets
 import time
 from typing import Any
@@ -13,6 +12,7 @@ from serving.generation import GenerationStream
 from serving.http.errors import ApiError, bad_request
 from serving.http.protocol import SamplingFields
 from serving.http.settings import ServeConfig
+from serving.tenants import tenant_salt
 from serving.tracing import Tracing
 
 
@@ -60,8 +60,7 @@ class ServerContext:
         key = request.scope.get("api_key")
         if not self.isolate_keys or key is None:
             return given
-        # The salt must not tell the key, and has an alphabet of its own.
-        return hashlib.sha256(f"{key}\0{given or ''}".encode()).hexdigest()
+        return tenant_salt(key, given)
 
 
 class Usage:

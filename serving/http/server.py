@@ -165,7 +165,14 @@ class HttpServer:
             raise ConfigError("grpc_port: TLS is served over HTTP only; leave one of them out")
         folder = None if settings.weights_dir is None else Path(settings.weights_dir)
         access = WeightAccess(settings.enable_weight_control, folder)
-        server = GrpcServer(self.llm, self.context.names, self.keys, access)
+        server = GrpcServer(
+            self.llm,
+            self.context.names,
+            self.keys,
+            access,
+            isolate_keys=self.context.isolate_keys,
+            tracing=self.context.tracing,
+        )
         port = await server.start(settings.host, settings.grpc_port)
         logger.info("gRPC at %s:%d", settings.host, port)
         return server

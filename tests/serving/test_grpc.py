@@ -190,6 +190,38 @@ def test_keys(launch):
         assert good.generate("x", max_tokens=1).samples
 
 
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+def test_tenants_share_no_prefix(launch, isolation):
+    port = free_port()
+    server = launch(
+        f"--grpc-port={port}",
+        *("--api-key", "one", "two"),
+        f"--cache-isolation={isolation}",
+        "--enable-prompt-tokens-details",
+    )
+    # Four blocks, of which the last is computed in any case.
+    prompt = [7] * 64
+
+    def cached(key, **options):
+        with Client(f"127.0.0.1:{port}", api_key=key, timeout=20) as client:
+            return client.generate(prompt, max_tokens=1, **options).prompt.num_cached_tokens
+
+    def cached_over_http(key):
+        server.client.headers["authorization"] = f"Bearer {key}"
+        usage = server.complete(prompt, max_tokens=1)["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    shared = 0 if isolation == "auto" else 48
+    assert [cached("one"), cached("one"), cached("two"), cached("two")] == [0, 48, shared, 48]
+    assert [cached("one", cache_salt="s"), cached("one", cache_salt="s")] == [0, 48]
+    assert cached("two", cache_salt="s") == shared
+    # A tenant is the same one over HTTP.
+    assert cached_over_http("one") == 48
+    with pytest.raises(RequestError) as caught:
+        cached("one", cache_salt="a/b")
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_the_asynchronous_client(served, client):
     async def run():
         async with AsyncClient(served[1], timeout=20) as aio:

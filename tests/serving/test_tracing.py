@@ -8,10 +8,14 @@ import sys
 import grpc
 import pytest
 
+from jaxllm.client import Client
 from jaxllm.errors import ConfigError
 from jaxllm.sampling_params import SamplingParams
+from serving.grpc import messages as pb
+from serving.grpc.requests import make_request
 from serving.metrics import RequestTimes
 from serving.tracing import RequestTrace, TraceRequests, Tracing, note_submitted
+from tests.serving.test_grpc import free_port
 
 pytest.importorskip("opentelemetry.sdk")
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -26,7 +30,7 @@ def times(arrival, scheduled, first, last, num_tokens, *, prompt=5, is_first=Tru
 
 
 def test_attributes_follow_the_definitions_of_the_metrics():
-    trace = RequestTrace("cmpl-1", PARAMS, status=200)
+    trace = RequestTrace("cmpl-1", PARAMS, status=200, is_whole=True)
     trace.times = [
         times(10.0, 11.0, 13.0, 17.0, 4),
         times(10.0, 12.0, 14.0, 19.0, 3, is_first=False, reason="length"),
@@ -55,17 +59,20 @@ def test_attributes_follow_the_definitions_of_the_metrics():
         "gen_ai.latency.time_in_model_inference": 8.0,
         "gen_ai.latency.e2e": 9.0,
     }
-    assert trace.error_type(left=False) is None
+    assert trace.error_type() is None
 
 
 def test_a_request_that_never_ran_has_no_latencies():
     trace = RequestTrace("r", PARAMS, [RequestTimes(1.0, 5, PARAMS)], 200)
     assert not [name for name in trace.attributes() if "latency" in name]
-    assert trace.error_type(left=True) == "client_left"
-    assert RequestTrace(status=400).error_type(False) == "400"
-    assert RequestTrace(status=499).error_type(False) == "client_left"
+    assert trace.error_type() == "client_left"
+    assert RequestTrace(status=400, is_whole=True).error_type() == "400"
+    assert RequestTrace(status=499, is_whole=True).error_type() == "client_left"
+    busy = RequestTrace(rpc_status=(8, "RESOURCE_EXHAUSTED"))
+    assert busy.error_type() == "RESOURCE_EXHAUSTED" and not busy.is_servers_fault
+    assert RequestTrace(rpc_status=(14, "UNAVAILABLE")).is_servers_fault
     trace.times[0].finish_reason = "error"
-    assert trace.error_type(False) == "engine_error"
+    assert trace.error_type() == "engine_error" and trace.is_servers_fault
 
 
 @pytest.fixture
@@ -219,3 +226,69 @@ def test_a_collector_that_is_not_there_harms_nobody(launch, monkeypatch):
     server = launch("--otlp-traces-endpoint", "http://127.0.0.1:9")
     server.complete(max_tokens=2)
     assert server.end(seconds=15) == 0
+
+
+def test_grpc_calls_have_spans_too(launch, collector, monkeypatch):
+    address, received = collector
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", raising=False)
+    port = free_port()
+    server = launch(
+        "--otlp-traces-endpoint",
+        address,
+        f"--grpc-port={port}",
+        "--served-model-name=tiny",
+        stub={"step_seconds": 0.002, "raise_on": 250},
+    )
+    service = "jaxllm.Inference"
+
+    def call(method, request):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            name = f"/{service}/{method}"
+            make = channel.unary_stream if method == "GenerateStream" else channel.unary_unary
+            answer = make(name, type(request).SerializeToString, pb.GenerateResponse.FromString)(
+                request, wait_for_ready=True, timeout=10, metadata=[("traceparent", PARENT)]
+            )
+            try:
+                return list(answer) if method == "GenerateStream" else answer
+            except grpc.RpcError as error:
+                return error
+
+    sampling = {"max_tokens": 3, "n": 2, "temperature": 0.5, "ignore_eos": True}
+    for method in ("Generate", "GenerateStream"):
+        call(method, make_request("Hello", request_id="mine", **sampling))
+        span = received.get(timeout=10)
+        found = attributes(span)
+        assert span.name == "text_completion tiny" and span.trace_id.hex() == PARENT.split("-")[1]
+        assert span.parent_span_id.hex() == PARENT.split("-")[2]
+        assert (found["rpc.system"], found["rpc.service"]) == ("grpc", service)
+        assert (found["rpc.method"], found["rpc.grpc.status_code"]) == (method, 0)
+        assert found["gen_ai.response.id"] == "mine"
+        assert found["gen_ai.usage.output_tokens"] == 6
+        assert found["gen_ai.response.finish_reasons"] == ["length"] * 2
+        assert 0 < found["gen_ai.latency.time_to_first_token"] <= found["gen_ai.latency.e2e"]
+        assert "error.type" not in found
+    call("GenerateStream", make_request("Hello", temperature=-1.0))
+    span = received.get(timeout=10)
+    assert attributes(span)["error.type"] == "INVALID_ARGUMENT"
+    assert span.status.code == 0
+    call("GenerateStream", make_request([250], **sampling))
+    span = received.get(timeout=10)
+    assert attributes(span)["error.type"] == "engine_error"
+    assert attributes(span)["rpc.grpc.status_code"] == grpc.StatusCode.INTERNAL.value[0]
+    assert span.status.code == 2
+    # A client that leaves; tokenizing is no generation and has no span.
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        name = f"/{service}/GenerateStream"
+        make = channel.unary_stream(
+            name, pb.GenerateRequest.SerializeToString, pb.GenerateChunk.FromString
+        )
+        stream = make(make_request("Hello", max_tokens=400, ignore_eos=True))
+        next(stream)
+        stream.cancel()
+    assert attributes(received.get(timeout=10))["error.type"] == "client_left"
+    server.wait_idle()
+    with Client(f"127.0.0.1:{port}") as client:
+        client.tokenize("Hello")
+    with pytest.raises(queue.Empty):
+        received.get(timeout=0.3)
