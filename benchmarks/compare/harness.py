@@ -8,6 +8,7 @@ turns without starting each anew. Anything else the engine prints goes to standa
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -26,6 +27,10 @@ class Engine(Protocol):
 
     def info(self) -> dict[str, Any]:
         """Versions and threads."""
+
+
+# Of a workload, what an untimed run takes: every kind of work, but not the minutes of a whole run.
+WARMUP_REQUESTS, WARMUP_TOKENS = 2, 8
 
 
 def cores() -> list[int]:
@@ -82,11 +87,11 @@ def main(name: str, start: Callable[[argparse.Namespace], Engine], doc: str) -> 
     parser.add_argument("--name", default=name, help="what to call the engine in the output")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="throughput")
     parser.add_argument("--setup", choices=list(SETUPS), help="default: that of the workload")
-    parser.add_argument("--warmup", type=int, default=1, help="untimed runs before the first")
+    parser.add_argument("--warmup", type=int, default=1, help="short untimed runs before the first")
     parser.add_argument("--runs", type=int, default=1, help="timed runs")
     parser.add_argument("--serve", action="store_true", help="take workload names from stdin")
     parser.add_argument("--outputs", action="store_true", help="print the generated ids too")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--enforce-eager", action="store_true", help="no compilation at start-up")
     parser.add_argument("--bind", choices=["all", "auto"], default="all", help="vLLM's cores")
     args = parser.parse_args()
@@ -99,8 +104,13 @@ def main(name: str, start: Callable[[argparse.Namespace], Engine], doc: str) -> 
 
     def run(workload: Workload, round_number: int) -> None:
         if workload.name not in warm:
+            short = dataclasses.replace(
+                workload,
+                requests=min(workload.requests, WARMUP_REQUESTS),
+                new_tokens=min(workload.new_tokens, WARMUP_TOKENS),
+            )
             for i in range(args.warmup):
-                measure(engine, args, workload, startup, -1 - i)
+                measure(engine, args, short, startup, -1 - i)
             warm.add(workload.name)
         result = measure(engine, args, workload, startup, round_number)
         if not args.outputs:

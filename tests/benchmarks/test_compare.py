@@ -7,7 +7,7 @@ import pytest
 from benchmarks.compare.engine_process import EngineFailedError
 from benchmarks.compare.serving import compare_rows
 from benchmarks.compare.summary import common_share, markdown, summarise
-from benchmarks.compare.workloads import SETUPS, WORKLOADS, digest
+from benchmarks.compare.workloads import SETUPS, WORKLOADS, common_prefix, digest
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -31,6 +31,15 @@ def test_a_shared_prefix_is_shared_within_a_round_only() -> None:
     assert all(ids[: workload.prefix_tokens] == shared for ids in first)
     assert len({tuple(ids) for ids in first}) == workload.requests
     assert other[0][: workload.prefix_tokens] != shared
+
+
+def test_a_common_prefix_leaves_every_prompt_a_token() -> None:
+    assert common_prefix([[1, 2, 3, 4], [1, 2, 9], [1, 2, 3, 5]]) == 2
+    assert common_prefix([[1, 2, 3], [1, 2, 3]]) == 2
+    assert common_prefix([[1, 2], [1, 2, 3]]) == 1
+    assert common_prefix([[1], [2]]) == 0
+    prompts = WORKLOADS["prefix"].prompts()
+    assert common_prefix(prompts) == WORKLOADS["prefix"].prefix_tokens
 
 
 def test_agreement_counts_tokens_before_the_first_difference() -> None:
@@ -61,7 +70,7 @@ def test_rows_have_medians_spread_and_ratios() -> None:
     assert ours["ratio"] == pytest.approx(12 / 5)
     assert theirs["ratio"] == 1.0
     assert ours["agreement"] == 1.0
-    assert "| throughput | ours | bfloat16 | 12.0 (10.0 to 20.0) | 2.40 |" in markdown(
+    assert "| throughput | ours | bfloat16 | 3 | 12.0 (10.0 to 20.0) | 2.40 |" in markdown(
         [ours, theirs], "theirs"
     )
 
