@@ -44,12 +44,6 @@ class Admission:
         self._running: set[str] = set()
         self._starts: collections.deque[float] = collections.deque()
 
-    @property
-    def num_queued(self) -> int:
-        """Sequences beyond the free places of the engine."""
-        free = max(0, self.max_num_seqs - len(self._running))
-        return max(0, len(self._queued) - free)
-
     def admit(self, count: int, tokens: int) -> None:
         """Lets `count` sequences with `tokens` prompt tokens in.
 

@@ -32,7 +32,10 @@ class Delta:
         self.text += later.text
         self.token_ids += later.token_ids
         if later.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *later.logprobs]
+            if self.logprobs is None:
+                self.logprobs = later.logprobs
+            else:
+                self.logprobs += later.logprobs
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
         self.finish_reason = later.finish_reason

@@ -1,13 +1,11 @@
 """Bar 3: /livez answers at once, under full load and while programs are compiled."""
 
 import asyncio
-import subprocess
-import sys
 import tempfile
 import time
 
 from benchmarks.reliability.harness import (
-    ROOT,
+    GREEDY,
     Check,
     Options,
     Server,
@@ -16,6 +14,7 @@ from benchmarks.reliability.harness import (
     request,
     running,
 )
+from benchmarks.reliability.streams import measure, result
 
 _LOAD_SECONDS = 10.0
 _PAUSE = 0.02
@@ -42,15 +41,12 @@ def probes(options: Options) -> list[Check]:
             return await _probe(server, ready)
 
         async def loaded() -> list[float]:
-            host, port = server.address
-            command = [sys.executable, "-m", "benchmarks.reliability.load", host, str(port), "32"]
-            load = subprocess.Popen(command, cwd=ROOT)
-            try:
-                await asyncio.sleep(2.0)
-                return await _probe(server, _LOAD_SECONDS)
-            finally:
-                load.kill()
-                load.wait()
+            body = {"prompt": "Hello", "max_tokens": 400, "stream": True, **GREEDY}
+            load = measure(server.address, body, streams=32, seconds=_LOAD_SECONDS + 2.0)
+            await asyncio.sleep(2.0)
+            seconds = await _probe(server, _LOAD_SECONDS)
+            await asyncio.to_thread(result, load)
+            return seconds
 
         cold = asyncio.run(compiling())
         busy = asyncio.run(loaded())

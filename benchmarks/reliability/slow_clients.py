@@ -58,7 +58,9 @@ async def _beside(server: Server, slow: int, seconds: float) -> tuple[float, int
 
 @bar("14", "50 clients that read 1 kB a second")
 def slow_readers(options: Options) -> list[Check]:
-    with running("--max-num-seqs=64", stub={"step_seconds": _STEP}) as server:
+    # Blocks for all of them: a preempted stream would say nothing about readers.
+    flags = ("--max-num-seqs=64", "--num-blocks=8000")
+    with running(*flags, stub={"step_seconds": _STEP, "quick": True}) as server:
         baseline, _ = asyncio.run(_beside(server, 0, 14.0))
         p99, grown = asyncio.run(_beside(server, _SLOW_CLIENTS, 20.0))
         return [

@@ -61,7 +61,7 @@ def http_post(path: str, body: bytes) -> bytes:
 
 
 class _Streams:
-    """Streams in rounds: as many as were asked for, until the time is over."""
+    """Streams that are read together."""
 
     def __init__(self, address: tuple[str, int], message: bytes):
         self._address = address
@@ -121,8 +121,8 @@ def main() -> None:
     begin = time.monotonic() + options.skip
     end = begin + options.seconds
     while (now := time.monotonic()) < end or streams.num_open:
-        if now < end and not streams.num_open:
-            streams.start(options.streams)
+        if now < end:
+            streams.start(options.streams - streams.num_open)
         streams.read(begin < now < end)
         time.sleep(_POLL_SECONDS)
     gaps = [

@@ -45,7 +45,6 @@ class EngineClient:
 
     Attributes:
       description: what the engine is, once `start` has returned.
-      pid: of the process.
       last_pulse, last_step: monotonic times of its last sign of life and its last finished step.
       compiling: XLA was compiling at the last sign of life.
     """
@@ -75,10 +74,6 @@ class EngineClient:
         self._closing = False
         self.compiling = False
         self.last_pulse = self.last_step = time.monotonic()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
 
     async def start(self) -> Description:
         """Starts the process and waits until the engine is ready.

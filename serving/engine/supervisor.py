@@ -70,10 +70,6 @@ class Supervisor:
         self.num_restarts = 0
         self.ended = asyncio.Event()
 
-    @property
-    def engine_pid(self) -> int:
-        return self._client.pid if self._client is not None else 0
-
     def check_ready(self) -> None:
         """Raises NotReadyError, with the reason, in any state but "ready"."""
         if self.state != "ready":

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from serving.errors import ControlError
 from serving.http.body import decode_body
 from serving.http.context import ServerContext
 from serving.http.errors import EXCEPTION_HANDLERS, bad_request
@@ -48,7 +49,14 @@ def make_admin_app(context: ServerContext, keys: tuple[str, ...]) -> ASGIApp:
         return Response(status_code=200)
 
     async def wake_up(request: Request) -> Response:
-        await llm.weights.wake_up(request.query_params.getlist("tags") or None)
+        tags = request.query_params.getlist("tags") or None
+        await llm.weights.wake_up(tags)
+        if tags is None and llm.weights.is_sleeping:
+            raise ControlError(
+                "the weights were dropped by sleep at level 2: send others over gRPC "
+                "(UpdateWeights), or start the server anew",
+                "state",
+            )
         return Response(status_code=200)
 
     async def is_sleeping(request: Request) -> Response:

@@ -14,6 +14,9 @@ HEADER_SECONDS = 30.0
 STALL_SECONDS = 60.0
 # Seconds idle, seconds between probes, probes: a peer that vanished is noticed after a minute.
 _KEEPALIVE = (30, 10, 3)
+# Bytes that the kernel, and this process, take beyond what is on its way: what a slow reader leaves
+# lying is merged instead of written out. A fast reader never waits for more.
+_UNSENT_BYTES = 16 * 1024
 # The extension of a scope that writes a part of the body past all layers: `(bytes) -> bool`.
 WRITE_PART = "jaxllm.write_part"
 
@@ -95,9 +98,12 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
             for name, value in zip(names, _KEEPALIVE, strict=True):
                 if hasattr(socket, name):
