@@ -57,8 +57,12 @@ class LogprobWriter:
             top: dict[str, float] = {}
             for text, value in zip(texts, row.logprobs, strict=True):
                 # Tokens that look alike: the first, which is the token itself, has the name.
-                key = text.key if text.key not in top else byte_key(text.bytes)
-                top.setdefault(key, floored(value))
+                key = text.token or text.key
+                if key in top:
+                    key = byte_key(text.bytes)
+                    if key in top:
+                        continue
+                top[key] = value if value > FLOOR else FLOOR
             tops.append(top)
         return {
             "tokens": tokens,
@@ -72,15 +76,19 @@ class LogprobWriter:
         content = []
         for token_id, row in zip(token_ids, rows, strict=True):
             texts = self._describe(row.token_ids)
-            entries = [
-                {"token": text.token, "logprob": floored(value), "bytes": list(text.bytes)}
+            entries: list[dict[str, Any]] = [
+                {
+                    "token": text.token,
+                    "logprob": value if value > FLOOR else FLOOR,
+                    "bytes": list(text.bytes),
+                }
                 for text, value in zip(texts, row.logprobs, strict=True)
             ]
             self._push(token_id)
             # The token is one of the most probable where the others do not fill the places.
             first = 0 if len(entries) - 1 < self._top else 1
-            top = sorted(entries[first:], key=lambda entry: -float(str(entry["logprob"])))
-            content.append({**entries[0], "top_logprobs": [dict(entry) for entry in top]})
+            top = sorted(entries[first:], key=_logprob, reverse=True)
+            content.append({**entries[0], "top_logprobs": top})
         return {"content": content}
 
     def _describe(self, ids: Sequence[int]) -> list[Any]:
@@ -89,6 +97,11 @@ class LogprobWriter:
     def _push(self, token_id: int) -> None:
         self._context.append(token_id)
         del self._context[:-_CONTEXT]
+
+
+def _logprob(entry: dict[str, Any]) -> float:
+    value: float = entry["logprob"]
+    return value
 
 
 def prompt_logprobs(
