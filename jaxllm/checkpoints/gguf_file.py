@@ -1,15 +1,11 @@
 """The GGUF container: metadata and tensor directory, checked before use. No JAX.
 
-The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), version 2 and 3, little
-endian: magic, version, tensor count, metadata count, typed key-value pairs, the tensor directory,
-then the aligned data. The `gguf` package's reader takes seconds to walk a vocabulary because it
-makes a numpy array per string; this one reads the same bytes with `struct`. Block sizes and
-dequantisation are the package's.
+The header is read by `jaxllm.text.gguf_metadata`; behind it come the tensor directory and the
+aligned data. Block sizes and dequantisation are the `gguf` package's.
 """
 
 import math
 import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,8 +17,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from jaxllm.checkpoints.errors import CorruptFileError, UnsupportedFormatError
+from jaxllm.text.gguf_metadata import GgufReader
 
-VERSIONS = (2, 3)
 QUANTIZATIONS: Mapping[int, GGMLQuantizationType] = {
     int(kind): kind
     for kind in (
@@ -42,21 +38,6 @@ QUANTIZATIONS: Mapping[int, GGMLQuantizationType] = {
     )
 }
 
-_SCALARS: Mapping[int, str] = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-_STRING, _ARRAY = 8, 9
-_MAX_ARRAY_DEPTH = 4
 _MAX_DIMENSIONS = 4
 _CHUNK_ELEMENTS = 1 << 18
 
@@ -88,35 +69,26 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise CorruptFileError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+            if not file.read(1):
+                raise CorruptFileError(f"{path} is not a GGUF file: it is empty")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.size = len(self._map)
-        cursor = _Cursor(path, self._map)
-        cursor.offset = 4
-        version = cursor.scalar("I")
-        if version not in VERSIONS:
-            raise UnsupportedFormatError(f"{path} is GGUF version {version}; read are {VERSIONS}")
-        tensor_count, pair_count = cursor.scalar("Q"), cursor.scalar("Q")
-        self.metadata: dict[str, Any] = {}
-        for _ in range(pair_count):
-            key = cursor.string()
-            if key in self.metadata:
-                raise CorruptFileError(f"{path} gives the metadata key {key!r} twice")
-            self.metadata[key] = cursor.value(cursor.scalar("I"))
+        reader = GgufReader(path, self._map, CorruptFileError, UnsupportedFormatError)
+        tensor_count, pair_count = reader.counts()
+        self.metadata: dict[str, Any] = reader.pairs(pair_count)
         if self.metadata.get("split.count", 1) != 1:
             raise UnsupportedFormatError(
                 f"{path} is one of {self.metadata['split.count']} parts; join them first "
                 "(llama-gguf-split --merge)"
             )
-        self.tensors = self._read_directory(cursor, tensor_count)
+        self.tensors = self._read_directory(reader, tensor_count)
 
-    def _read_directory(self, cursor: "_Cursor", count: int) -> dict[str, GGUFTensor]:
+    def _read_directory(self, reader: GgufReader, count: int) -> dict[str, GGUFTensor]:
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise CorruptFileError(f"{self.path} has general.alignment {alignment!r}")
-        entries = [self._read_entry(cursor) for _ in range(count)]
-        data_start = -(-cursor.offset // alignment) * alignment
+        entries = [self._read_entry(reader) for _ in range(count)]
+        data_start = -(-reader.offset // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
         spans: list[tuple[int, int, str]] = []
         for name, shape, kind, offset in entries:
@@ -140,15 +112,15 @@ class GGUFFile:
         return tensors
 
     def _read_entry(
-        self, cursor: "_Cursor"
+        self, reader: GgufReader
     ) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
-        name = cursor.string()
-        dimensions = cursor.scalar("I")
+        name = reader.string()
+        dimensions = reader.scalar("I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise CorruptFileError(f"{self.path}: tensor {name!r} has {dimensions} dimensions")
         # The file lists the contiguous dimension first.
-        shape = tuple(reversed([cursor.scalar("Q") for _ in range(dimensions)]))
-        kind, offset = cursor.scalar("I"), cursor.scalar("Q")
+        shape = tuple(reversed([reader.scalar("Q") for _ in range(dimensions)]))
+        kind, offset = reader.scalar("I"), reader.scalar("Q")
         if kind not in QUANTIZATIONS:
             try:
                 found = GGMLQuantizationType(kind).name
@@ -205,52 +177,3 @@ def _row_bytes(path: Path, name: str, shape: tuple[int, ...], kind: GGMLQuantiza
             f"{block} values in a block of {kind.name}"
         )
     return shape[-1] // block * block_bytes
-
-
-class _Cursor:
-    """Reads values one after another and refuses to run past the end."""
-
-    __slots__ = ("_data", "_path", "offset")
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self.offset = path, data, 0
-
-    def take(self, count: int) -> int:
-        start = self.offset
-        if count > len(self._data) - start:
-            raise CorruptFileError(
-                f"{self._path} is truncated: {count} bytes wanted at byte {start} "
-                f"of {len(self._data)}"
-            )
-        self.offset = start + count
-        return start
-
-    def scalar(self, code: str) -> Any:
-        return struct.unpack_from("<" + code, self._data, self.take(struct.calcsize(code)))[0]
-
-    def string(self) -> str:
-        length = self.scalar("Q")
-        start = self.take(length)
-        try:
-            return self._data[start : start + length].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise CorruptFileError(
-                f"{self._path}: the string at byte {start} is not UTF-8"
-            ) from error
-
-    def value(self, kind: int, depth: int = 0) -> Any:
-        if kind == _STRING:
-            return self.string()
-        if kind in _SCALARS:
-            return self.scalar(_SCALARS[kind])
-        if kind == _ARRAY and depth < _MAX_ARRAY_DEPTH:
-            item, count = self.scalar("I"), self.scalar("Q")
-            if item in _SCALARS:
-                code = _SCALARS[item]
-                start = self.take(count * struct.calcsize(code))
-                return list(struct.unpack_from(f"<{count}{code}", self._data, start))
-            # Every string or array takes at least eight bytes, so a false count ends early.
-            if count * 8 > len(self._data) - self.offset:
-                raise CorruptFileError(f"{self._path} is truncated: an array of {count} values")
-            return [self.value(item, depth + 1) for _ in range(count)]
-        raise CorruptFileError(f"{self._path}: unknown value type {kind} at byte {self.offset}")

@@ -1,9 +1,11 @@
-"""Key-value metadata of a GGUF file, read without touching its tensors.
+"""The header of a GGUF file: version, counts, and the key-value metadata.
 
-The layout is that of the GGUF specification, versions 2 and 3, little-endian: magic `GGUF`, u32
-version, u64 tensor count, u64 pair count, then the pairs: a string key, a u32 type and a value. A
-string is a u64 length and UTF-8 bytes; an array is a u32 element type, a u64 length and the
-elements.
+The layout is that of the GGUF specification
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), versions 2 and 3, little-endian: magic
+`GGUF`, u32 version, u64 tensor count, u64 pair count, then the pairs: a string key, a u32 type and
+a value. A string is a u64 length and UTF-8 bytes; an array is a u32 element type, a u64 length and
+the elements. The reader of the `gguf` package takes seconds to walk a vocabulary because it makes a
+numpy array per string; this one reads the same bytes with `struct`.
 
 Every length is checked against the bytes that are left before anything is read or allocated, so a
 truncated or hostile file ends in an error and never in a large allocation.
@@ -11,35 +13,32 @@ truncated or hostile file ends in an error and never in a large allocation.
 
 import mmap
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxllm.text.errors import TokenizerError
 
-Scalar = str | int | float | bool
-Value = Scalar | list[Scalar]
+VERSIONS = (2, 3)
 
-_STRING, _ARRAY, _BOOL = 8, 9, 7
-_NUMBERS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    7: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
+_SCALARS: Mapping[int, str] = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
 }
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
+_STRING, _ARRAY = 8, 9
+_MAX_ARRAY_DEPTH = 4
 
 
-def read_gguf_metadata(path: Path, prefix: str = "") -> dict[str, Value]:
+def read_gguf_metadata(path: Path, prefix: str = "") -> dict[str, Any]:
     """The metadata pairs of the GGUF file at `path` whose key starts with `prefix`.
 
     Pairs with another key are walked over, not decoded. Raises `TokenizerError` for a file that is
@@ -47,94 +46,123 @@ def read_gguf_metadata(path: Path, prefix: str = "") -> dict[str, Value]:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data).pairs(prefix)
+            reader = GgufReader(path, data, TokenizerError, TokenizerError)
+            _, count = reader.counts()
+            return reader.pairs(count, prefix)
     except (OSError, ValueError) as error:
         if isinstance(error, TokenizerError):
             raise
         raise TokenizerError(f"{path}: cannot be read as GGUF: {error}") from error
 
 
-class _Reader:
-    def __init__(self, path: Path, data: mmap.mmap):
-        self._path = path
-        self._data = data
-        self._size = len(data)
-        self._at = 0
+class GgufReader:
+    """Reads the values of a header one after another and refuses to run past the end.
 
-    def pairs(self, prefix: str) -> dict[str, Value]:
-        if self._take(4) != b"GGUF":
-            raise self._error("the magic GGUF is missing")
-        version = self._u32()
-        if version not in (2, 3):
-            raise self._error(
-                f"GGUF version {version} is not supported (2 and 3 are, little-endian)"
+    Args:
+      path: for messages.
+      data: the file, mapped.
+      corrupt: raised for bytes that break the format.
+      unsupported: raised for a version that is not in VERSIONS.
+
+    Attributes:
+      offset: bytes read so far.
+    """
+
+    __slots__ = ("_corrupt", "_data", "_path", "_unsupported", "offset")
+
+    def __init__(
+        self,
+        path: Path,
+        data: mmap.mmap,
+        corrupt: type[Exception],
+        unsupported: type[Exception],
+    ) -> None:
+        self._path, self._data, self.offset = path, data, 0
+        self._corrupt, self._unsupported = corrupt, unsupported
+
+    def counts(self) -> tuple[int, int]:
+        """(tensors, pairs), read after magic and version."""
+        if self._data[self._take(min(4, len(self._data))) : self.offset] != b"GGUF":
+            raise self._corrupt(f"{self._path} is not a GGUF file: it does not begin with 'GGUF'")
+        version = self.scalar("I")
+        if version not in VERSIONS:
+            raise self._unsupported(
+                f"{self._path} is GGUF version {version}; read are {VERSIONS}, little-endian"
             )
-        self._u64()  # tensor count
-        result: dict[str, Value] = {}
-        for _ in range(self._u64()):
-            key = self._string()
-            kind = self._u32()
-            wanted = key.startswith(prefix)
-            value = self._array(wanted) if kind == _ARRAY else self._scalar(kind)
-            if wanted and value is not None:
-                if key in result:
-                    raise self._error(f"key {key!r} appears twice")
-                result[key] = value
+        return self.scalar("Q"), self.scalar("Q")
+
+    def pairs(self, count: int, prefix: str = "") -> dict[str, Any]:
+        """The next `count` pairs, but only those whose key starts with `prefix`."""
+        result: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.string()
+            kind = self.scalar("I")
+            if not key.startswith(prefix):
+                self._skip(kind)
+                continue
+            if key in result:
+                raise self._corrupt(f"{self._path} gives the metadata key {key!r} twice")
+            result[key] = self._value(kind)
         return result
 
-    def _array(self, wanted: bool) -> list[Scalar] | None:
-        kind = self._u32()
-        count = self._u64()
-        if kind == _STRING:
-            if count > (self._size - self._at) // _U64.size:
-                raise self._error(f"an array of {count} strings is longer than the file")
-            if wanted:
-                return [self._string() for _ in range(count)]
-            for _ in range(count):
-                self._skip(self._u64())
-            return None
-        dtype = self._number(kind)
-        start = self._at
-        self._skip(count * dtype.itemsize)
-        if not wanted:
-            return None
-        return np.frombuffer(self._data[start : self._at], dtype).tolist()
+    def scalar(self, code: str) -> Any:
+        """A number by its `struct` code."""
+        return struct.unpack_from("<" + code, self._data, self._take(struct.calcsize(code)))[0]
 
-    def _scalar(self, kind: int) -> Scalar:
-        if kind == _STRING:
-            return self._string()
-        dtype = self._number(kind)
-        return np.frombuffer(self._take(dtype.itemsize), dtype)[0].item()
-
-    def _number(self, kind: int) -> np.dtype[Any]:
-        if kind not in _NUMBERS:
-            raise self._error(f"value type {kind} is not one of {sorted(_NUMBERS)} or {_STRING}")
-        return _NUMBERS[kind]
-
-    def _string(self) -> str:
-        raw = self._take(self._u64())
+    def string(self) -> str:
+        """Text after its length."""
+        length = self.scalar("Q")
+        start = self._take(length)
         try:
-            return raw.decode()
+            return self._data[start : start + length].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self._error(f"string {raw[:40]!r} is not UTF-8") from error
+            raise self._corrupt(f"{self._path}: the string at byte {start} is not UTF-8") from error
 
-    def _u32(self) -> int:
-        return _U32.unpack(self._take(4))[0]
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        item, count = self._array(kind, depth)
+        if item in _SCALARS:
+            code = _SCALARS[item]
+            start = self._take(count * struct.calcsize(code))
+            return list(struct.unpack_from(f"<{count}{code}", self._data, start))
+        return [self._value(item, depth + 1) for _ in range(count)]
 
-    def _u64(self) -> int:
-        return _U64.unpack(self._take(8))[0]
+    def _skip(self, kind: int, depth: int = 0) -> None:
+        """Walks over a value of this kind."""
+        if kind == _STRING:
+            self._take(self.scalar("Q"))
+        elif kind in _SCALARS:
+            self._take(struct.calcsize(_SCALARS[kind]))
+        else:
+            item, count = self._array(kind, depth)
+            if item in _SCALARS:
+                self._take(count * struct.calcsize(_SCALARS[item]))
+                return
+            for _ in range(count):
+                self._skip(item, depth + 1)
 
-    def _take(self, count: int) -> bytes:
-        start = self._at
-        self._skip(count)
-        return self._data[start : self._at]
-
-    def _skip(self, count: int) -> None:
-        if count > self._size - self._at:
-            raise self._error(
-                f"truncated: {count} bytes wanted at offset {self._at}, the file has {self._size}"
+    def _array(self, kind: int, depth: int) -> tuple[int, int]:
+        """(element type, length) of an array whose elements fit the file."""
+        if kind != _ARRAY or depth >= _MAX_ARRAY_DEPTH:
+            raise self._corrupt(
+                f"{self._path}: unknown value type {kind} at byte {self.offset}; known are "
+                f"{sorted([*_SCALARS, _STRING, _ARRAY])}"
             )
-        self._at += count
+        item, count = self.scalar("I"), self.scalar("Q")
+        # Every string or array takes at least eight bytes, so a false count ends early.
+        if item not in _SCALARS and count * 8 > len(self._data) - self.offset:
+            raise self._corrupt(f"{self._path} is truncated: an array of {count} values")
+        return item, count
 
-    def _error(self, what: str) -> TokenizerError:
-        return TokenizerError(f"{self._path}: {what}")
+    def _take(self, count: int) -> int:
+        start = self.offset
+        if count > len(self._data) - start:
+            raise self._corrupt(
+                f"{self._path} is truncated: {count} bytes wanted at byte {start} "
+                f"of {len(self._data)}"
+            )
+        self.offset = start + count
+        return start

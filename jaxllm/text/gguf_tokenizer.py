@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from jaxllm.text.errors import TokenizerError
-from jaxllm.text.gguf_metadata import Value, read_gguf_metadata
+from jaxllm.text.gguf_metadata import read_gguf_metadata
 from jaxllm.text.pre_tokenizers import pre_tokenizer
 
 _PREFIX = "tokenizer."
@@ -174,7 +174,7 @@ def _merge(path: Path, text: str) -> tuple[str, str]:
 class _Metadata:
     """Typed look-ups, each refusing a missing or ill-typed key by name."""
 
-    def __init__(self, path: Path, values: dict[str, Value]):
+    def __init__(self, path: Path, values: dict[str, Any]):
         self.path = path
         self._values = values
 
