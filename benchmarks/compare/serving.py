@@ -56,17 +56,11 @@ class Server:
             port = probe.getsockname()[1]
         command, env = _command(name, args, port, cache)
         log = (args.out / f"{name}-server.log").open("ab")
-        begin = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **env}
         )
         server = cls(name, process, f"http://127.0.0.1:{port}", 0.0)
-        while not server._healthy():
-            if process.poll() is not None or time.perf_counter() - begin > START_LIMIT_S:
-                server.end()
-                raise ServerFailedError(f"{name} did not become healthy; see its log")
-            time.sleep(0.05)
-        server.startup_s = time.perf_counter() - begin
+        server.startup_s = server._wait_until_healthy()
         return server
 
     def end(self) -> None:
@@ -77,6 +71,7 @@ class Server:
         process_group.send(self.process, signal.SIGCONT)
         result = args.out / "client.json"
         try:
+            self._wait_until_healthy()
             subprocess.run(
                 [
                     *(sys.executable, "-m", "jaxllm.cli", "bench", "serve", "--disable-tqdm"),
@@ -95,6 +90,16 @@ class Server:
         finally:
             result.unlink(missing_ok=True)
             process_group.send(self.process, signal.SIGSTOP)
+
+    def _wait_until_healthy(self) -> float:
+        """Seconds until /health is 200; ends the server if it takes more than START_LIMIT_S."""
+        begin = time.perf_counter()
+        while not self._healthy():
+            if self.process.poll() is not None or time.perf_counter() - begin > START_LIMIT_S:
+                self.end()
+                raise ServerFailedError(f"{self.name} did not become healthy; see its log")
+            time.sleep(0.05)
+        return time.perf_counter() - begin
 
     def _healthy(self) -> bool:
         try:
@@ -116,7 +121,8 @@ def _command(
     if engine == "jaxllm":
         own = [sys.executable, "-m", "jaxllm.cli", "serve", args.model]
         memory = ["--kv-cache-memory", "2GiB", "--compilation-cache-dir", str(cache)]
-        return [*own, *common, *memory], {}
+        # While it is stopped its engine must not count as one that hangs.
+        return [*own, *common, *memory, "--hang-timeout", "86400"], {}
     python = str(args.peers / "vllm" / "bin" / "python")
     libraries = preloaded(PRELOADS, args.peers / "vllm")
     own = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", args.model]
@@ -210,7 +216,10 @@ def main() -> None:
                 servers.append(warm)
                 process_group.send(warm.process, signal.SIGSTOP)
                 starts[name] = [cold.startup_s, warm.startup_s]
-                print(f"{name}: cold {cold.startup_s:.1f} s, warm {warm.startup_s:.1f} s")
+                print(
+                    f"{name}: cold {cold.startup_s:.1f} s, warm {warm.startup_s:.1f} s",
+                    file=sys.stderr,
+                )
             for round_number in range(args.rounds):
                 for concurrency in args.concurrency:
                     for server in servers:
