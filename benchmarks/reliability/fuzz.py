@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 from benchmarks.reliability.harness import GREEDY, ROOT, Check, Options, bar, request, running
@@ -18,26 +19,28 @@ def schemathesis(options: Options) -> list[Check]:
         url = "http://{}:{}/openapi.json".format(*server.address)
         text = json.loads(server.get("/openapi.json").body)
         per_operation = max(1, options.cases // len(text["paths"]))
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "schemathesis.cli", "run", url),
-                "--checks=not_a_server_error,status_code_conformance,content_type_conformance,"
-                "response_schema_conformance",
-                f"--max-examples={per_operation}",
-                # It takes as long as it is told to.
-                "--exclude-path=/diagnose",
-                "--phases=examples,coverage,fuzzing",
-                "--mode=all",
-                "--continue-on-failure",
-                "--request-timeout=20",
-                "--suppress-health-check=all",
-                "--no-color",
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        # It leaves a folder of its own where it runs.
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "schemathesis.cli", "run", url),
+                    "--checks=not_a_server_error,status_code_conformance,content_type_conformance,"
+                    "response_schema_conformance",
+                    f"--max-examples={per_operation}",
+                    # It takes as long as it is told to.
+                    "--exclude-path=/diagnose",
+                    "--phases=examples,coverage,fuzzing",
+                    "--mode=all",
+                    "--continue-on-failure",
+                    "--request-timeout=20",
+                    "--suppress-health-check=all",
+                    "--no-color",
+                ],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         (ROOT / "build").mkdir(exist_ok=True)
         (ROOT / "build/schemathesis.txt").write_text(done.stdout + done.stderr)
         counted = re.search(r"(\d+) generated", done.stdout)

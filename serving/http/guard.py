@@ -46,9 +46,8 @@ class _OneWrite:
         self._flush(b"")
         self._transport.close()
 
-    def is_closing(self) -> bool:
-        closing: bool = self._transport.is_closing()
-        return closing
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
     def _flush(self, data: bytes) -> None:
         held, self._held = self._held, b""
