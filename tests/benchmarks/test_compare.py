@@ -1,13 +1,19 @@
 """The parts of the comparison that need no engine."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.compare import simulator
 from benchmarks.compare.engine_process import EngineFailedError
 from benchmarks.compare.serving import compare_rows
 from benchmarks.compare.summary import common_share, markdown, summarise
 from benchmarks.compare.workloads import SETUPS, WORKLOADS, common_prefix, digest
+from jaxllm.planning.step_time import StepSample, write_samples
+from jaxllm.planning.trace import TraceRequest, read_trace
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -92,3 +98,16 @@ def test_servers_are_compared_per_concurrency() -> None:
     assert by_name["start-up warm, s", "ours"]["ratio"] == pytest.approx(0.1)
     throughput = by_name["output_throughput, concurrency 8", "ours"]
     assert (throughput["value"], throughput["ratio"]) == (25.0, 2.5)
+
+
+def test_the_simulator_is_asked_with_the_engine_s_limits(tmp_path: Path) -> None:
+    trace = [TraceRequest(0.0, 40, 8), TraceRequest(0.5, 30, 4)]
+    simulator.write_trace(tmp_path / "trace.jsonl", trace)
+    assert read_trace(tmp_path / "trace.jsonl") == trace
+    samples = [StepSample(40 * i, i, 50 * i, 0.01 * (1 + i)) for i in range(12)]
+    write_samples(tmp_path / "steps.json", samples)
+    result = simulator.simulated(
+        str(ROOT / "tests/golden/data/tiny_chat"), tmp_path / "trace.jsonl", tmp_path / "steps.json"
+    )
+    assert result["num_finished"] == 2
+    assert result["output_tokens_per_second"] > 0
