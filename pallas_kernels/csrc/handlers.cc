@@ -326,11 +326,12 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   a.n = wd[0];
   if (a.m == 0 || a.n == 0) return ffi::Error::Success();
   a.k_padded = kernels.linear_k_padded(a.k, a.w_dtype);
+  const int64_t bytes_of_x = kernels.packs_bf16(a.w_dtype) ? 2 : 4;
   std::unique_ptr<float[]> packed;
   if (x_dtype == F32 && a.w_dtype != BF16 && a.k_padded == a.k) {
     a.x = x.untyped_data();
   } else {
-    const int64_t bytes = a.k_padded * (kernels.packs_bf16(a.w_dtype) ? 2 : 4);
+    const int64_t bytes = a.k_padded * bytes_of_x;
     packed.reset(new float[(a.m * bytes + 3) / 4]);
     a.x = packed.get();
     constexpr int64_t kRowsPerTask = 32;
@@ -341,17 +342,28 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
                         (char*)packed.get() + first * bytes);
     });
   }
+  // Blocks of rows one after the other, so that a block of x stays in the caches while the columns
+  // go by: all of x in turn for each few columns would come from memory again and again.
+  constexpr int64_t kRowsPerBlock = 192;
+  const int64_t blocks = (a.m + kRowsPerBlock - 1) / kRowsPerBlock;
   const int64_t columns = (a.n + kLinearColumns - 1) / kLinearColumns;
   // Cost in multiply-adds; reading a weight costs as much as four. Below some 30 us waking a thread
   // does not pay; above, a thread should find a few claims, and a claim be worth taking.
   constexpr int64_t kWorthSharing = 1 << 20, kWorthClaiming = 1 << 18;
   const int64_t threads = std::max<int64_t>(1, pool.num_threads());
-  const int64_t cost = columns * kLinearColumns * a.k * std::max<int64_t>(4, a.m);
+  const int64_t rows = std::max<int64_t>(4, std::min(a.m, kRowsPerBlock));
+  const int64_t cost = columns * kLinearColumns * a.k * rows;
   const int64_t claims = cost < kWorthSharing ? 1 : std::min(cost / kWorthClaiming, 16 * threads);
   const int64_t per_claim = (columns + claims - 1) / claims;
-  parallel_for(pool, (columns + per_claim - 1) / per_claim, [&](int64_t i) {
-    for (int64_t c = i * per_claim; c < std::min(columns, (i + 1) * per_claim); c++)
-      kernels.linear(a, c * kLinearColumns, std::min(a.n, (c + 1) * kLinearColumns));
+  const int64_t per_block = (columns + per_claim - 1) / per_claim;
+  parallel_for(pool, blocks * per_block, [&](int64_t i) {
+    const int64_t first = i / per_block * kRowsPerBlock, claim = i % per_block;
+    LinearArgs block = a;
+    block.x = (const char*)a.x + first * a.k_padded * bytes_of_x;
+    block.out = (char*)a.out + first * a.n * bytes_of(a.out_dtype);
+    block.m = std::min(kRowsPerBlock, a.m - first);
+    for (int64_t c = claim * per_claim; c < std::min(columns, (claim + 1) * per_claim); c++)
+      kernels.linear(block, c * kLinearColumns, std::min(a.n, (c + 1) * kLinearColumns));
   });
   return ffi::Error::Success();
 }
