@@ -32,10 +32,12 @@ ISA_VARIABLE = "JAXLLM_CPU_ISA"
 ATTENTION = "pallas_kernels_cpu_attention_1"
 WRITE_AND_ATTEND = "pallas_kernels_cpu_write_and_attend_1"
 LINEAR = "pallas_kernels_cpu_linear_2"
+ZEROS = "pallas_kernels_cpu_zeros_1"
 _SYMBOLS = {
     ATTENTION: "cpu_kernels_attention",
     WRITE_AND_ATTEND: "cpu_kernels_write_and_attend",
     LINEAR: "cpu_kernels_linear",
+    ZEROS: "cpu_kernels_zeros",
 }
 
 

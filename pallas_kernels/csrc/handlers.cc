@@ -7,6 +7,11 @@
 #include <string>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include "kernels.h"
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
@@ -326,20 +331,22 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   a.n = wd[0];
   if (a.m == 0 || a.n == 0) return ffi::Error::Success();
   a.k_padded = kernels.linear_k_padded(a.k, a.w_dtype);
-  const int64_t bytes_of_x = kernels.packs_bf16(a.w_dtype) ? 2 : 4;
-  std::unique_ptr<float[]> packed;
-  if (x_dtype == F32 && a.w_dtype != BF16 && a.k_padded == a.k) {
+  const int64_t bytes_of_x = kernels.packed_bytes(a.w_dtype);
+  std::unique_ptr<float[]> packed, x_scale;
+  if (x_dtype == F32 && (a.w_dtype == F32 || a.w_dtype == F16) && a.k_padded == a.k) {
     a.x = x.untyped_data();
   } else {
     const int64_t bytes = a.k_padded * bytes_of_x;
     packed.reset(new float[(a.m * bytes + 3) / 4]);
     a.x = packed.get();
+    if (scaled) x_scale.reset(new float[a.m]);
+    a.x_scale = x_scale.get();
     constexpr int64_t kRowsPerTask = 32;
     parallel_for(pool, (a.m + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t i) {
       const int64_t first = i * kRowsPerTask;
       kernels.pack_rows((const char*)x.untyped_data() + first * a.k * bytes_of(x_dtype), x_dtype,
                         std::min(kRowsPerTask, a.m - first), a.k, a.k_padded, a.w_dtype,
-                        (char*)packed.get() + first * bytes);
+                        (char*)packed.get() + first * bytes, scaled ? x_scale.get() + first : nullptr);
     });
   }
   // Blocks of rows one after the other, so that a block of x stays in the caches while the columns
@@ -360,11 +367,33 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
     const int64_t first = i / per_block * kRowsPerBlock, claim = i % per_block;
     LinearArgs block = a;
     block.x = (const char*)a.x + first * a.k_padded * bytes_of_x;
+    block.x_scale = a.x_scale ? a.x_scale + first : nullptr;
     block.out = (char*)a.out + first * a.n * bytes_of(a.out_dtype);
     block.m = std::min(kRowsPerBlock, a.m - first);
     for (int64_t c = claim * per_claim; c < std::min(columns, (claim + 1) * per_claim); c++)
       kernels.linear(block, c * kLinearColumns, std::min(a.n, (c + 1) * kLinearColumns));
   });
+  return ffi::Error::Success();
+}
+
+// Zeros in huge pages, where the kernel grants them: attention reads a block here and a block there,
+// and finding their pages costs more than reading them. Pages given back come anew as zeros when they
+// are first touched, so a large pool neither costs time nor memory before it is used.
+ffi::Error zeros(ffi::Result<ffi::AnyBuffer> out) {
+  char* first = (char*)out->untyped_data();
+  const size_t size = out->size_bytes();
+#if defined(__linux__)
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  char* start = (char*)(((uintptr_t)first + page - 1) / page * page);
+  char* end = (char*)(((uintptr_t)first + size) / page * page);
+  if (start < end && madvise(start, end - start, MADV_DONTNEED) == 0) {
+    madvise(start, end - start, MADV_HUGEPAGE);
+    memset(first, 0, start - first);
+    memset(end, 0, first + size - end);
+    return ffi::Error::Success();
+  }
+#endif
+  memset(first, 0, size);
   return ffi::Error::Success();
 }
 
@@ -428,4 +457,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(cpu_kernels_linear, cpu_kernels::linear,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<int32_t>("isa"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(cpu_kernels_zeros, cpu_kernels::zeros,
+                              ffi::Ffi::Bind().Ret<ffi::AnyBuffer>());
 #pragma GCC visibility pop

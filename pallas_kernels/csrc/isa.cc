@@ -44,7 +44,7 @@ static void convert(const void* src, Dtype src_dtype, void* dst, Dtype dst_dtype
 const Kernels& kernels() {
   static constexpr Kernels table = {
       NAME(ISA_NS), scratch_floats,  attend,     merge,     convert,
-      linear_k_padded, packs_bf16,   pack_rows,  linear,
+      linear_k_padded, packed_bytes, pack_rows,  linear,
   };
   return table;
 }

@@ -44,11 +44,12 @@ struct AttentionUnit {
 };
 
 struct LinearArgs {
-  const void* x;  // packed by pack_rows: [m, k_padded] f32, or bf16 where packs_bf16
+  const void* x;  // packed by pack_rows: [m, k_padded] of packed_bytes each
   const void* w;  // [n, k]
   void* out;      // [m, n]
   int64_t m, n, k, k_padded;
-  const float* w_scale;  // [n], or null: what each row of w counts
+  const float* w_scale;  // [n], what each row of int8 weights counts; null for others
+  const float* x_scale;  // [m], what each row of x counts beside int8 weights
   Dtype w_dtype, out_dtype;
 };
 
@@ -63,9 +64,11 @@ struct Kernels {
   void (*convert)(const void* src, Dtype src_dtype, void* dst, Dtype dst_dtype, int64_t n,
                   float scale);
   int64_t (*linear_k_padded)(int64_t k, Dtype w_dtype);
-  bool (*packs_bf16)(Dtype w_dtype);
+  // Bytes of a packed value of x: f32, or bf16 or int16 where products are made of those.
+  int64_t (*packed_bytes)(Dtype w_dtype);
+  // `scale` [rows] is written for int8 weights only.
   void (*pack_rows)(const void* x, Dtype x_dtype, int64_t rows, int64_t k, int64_t k_padded,
-                    Dtype w_dtype, void* packed);
+                    Dtype w_dtype, void* packed, float* scale);
   // Columns [n0, n1) of the product; n1 - n0 <= kLinearColumns.
   void (*linear)(const LinearArgs&, int64_t n0, int64_t n1);
 };

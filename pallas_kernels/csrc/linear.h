@@ -1,8 +1,10 @@
 // out[m, n] = sum over k of x[m, k] w[n, k], with w as checkpoints store it and f32 sums.
 //
 // Every element is a dot product whose additions come in one order, whatever the number of rows or
-// threads: so a row's bits do not depend on the batch. int8 weights have a scale per row of w, with
-// which the whole sum is multiplied. Vector lanes run along k, which needs no
+// threads: so a row's bits do not depend on the batch. int8 weights have a scale per row of w; x is
+// rounded to int16 with a scale per row of x, and pairs of products are summed as int32, without
+// rounding, until the lanes of a sum are added and multiplied by both scales. Vector lanes run along
+// k, which needs no
 // repacking of w: four rows of w stay in the first cache while the rows of x go by, and a register
 // tile loads seven vectors for twelve multiply-adds.
 #pragma once
@@ -14,13 +16,17 @@ namespace ISA_NS {
 constexpr int kRowBlock = 48;       // rows of x that stay in the second cache
 constexpr int kGroup = 2 * W;       // k per step
 constexpr int kRowsAhead = 12;      // how far ahead of its use w is asked for
-constexpr int kMaxWidened = 4096;   // longest row of int8 weights that is widened to f32 at once
+constexpr int kMaxWidened = 4096;   // longest row of int8 weights that is widened to int16 at once
 
 #if defined(__AVX512BF16__)
 constexpr bool kHasBf16Dot = true;
 #else
 constexpr bool kHasBf16Dot = false;
 #endif
+
+// What sums of products with x of type X are kept in.
+template <class X> struct SumOf { typedef vf type; };
+template <> struct SumOf<i16> { typedef vi type; };
 
 // acc[r, c] += x[r] . w[c] over kGroup values, of which x stays in registers.
 template <int half, int R, int C, class T>
@@ -39,6 +45,16 @@ INLINE void add_group(const float* x, int64_t stride, const T* const* w, int64_t
   add_half<0>(x, stride, w, i, acc);
   add_half<1>(x, stride, w, i, acc);
 }
+template <int R, int C, class T>
+INLINE void add_group(const i16* x, int64_t stride, const T* const* w, int64_t i,
+                      vi (&acc)[R][C]) {
+  vs y[R];
+  for (int r = 0; r < R; r++) y[r] = load_shorts(x + r * stride + i);
+  for (int c = 0; c < C; c++) {
+    vs a = load_shorts(w[c] + i);
+    for (int r = 0; r < R; r++) acc[r][c] += sums_of_pairs(y[r], a);
+  }
+}
 #if defined(__AVX512BF16__)
 // The same for x rounded to bf16: products of pairs, summed in f32.
 template <int R, int C>
@@ -56,9 +72,9 @@ INLINE void add_group(const bf16* x, int64_t stride, const bf16* const* w, int64
 // acc[r, c] += x[r] . w[c] over k in [0, depth), a multiple of kGroup. `fetch` asks for rows of w to
 // come: rows are short, so what lies ahead of a row's end is the next row, and the processor's own
 // prefetching starts anew in each.
-template <bool fetch, int R, int C, class X, class T>
+template <bool fetch, int R, int C, class X, class T, class Sum>
 INLINE void dot_tile(const X* x, int64_t stride, const T* const* w, int64_t depth,
-                     vf (&acc)[R][C]) {
+                     Sum (&acc)[R][C]) {
   const int64_t ahead = kRowsAhead * stride;
   for (int64_t i = 0; i < depth; i += kGroup) {
     if (fetch && i * sizeof(T) % 64 == 0)
@@ -67,15 +83,17 @@ INLINE void dot_tile(const X* x, int64_t stride, const T* const* w, int64_t dept
   }
 }
 
-template <int R, int C>
-INLINE void write_tile(const LinearArgs& a, int64_t row, int64_t column, vf (&acc)[R][C]) {
+template <int R, int C, class Sum>
+INLINE void write_tile(const LinearArgs& a, int64_t row, int64_t column, Sum (&acc)[R][C]) {
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c += 4) {
       float sums[W < 4 ? 4 : W];
-      *(v4f*)sums = sum4(acc[r][c], acc[r][c + 1], acc[r][c + 2], acc[r][c + 3]);
+      const Sum* s = &acc[r][c];
+      *(v4f*)sums = sum4(to_f32(s[0]), to_f32(s[1]), to_f32(s[2]), to_f32(s[3]));
       const int valid = (int)min_of<int64_t>(4, a.n - column - c);
       if (a.w_scale)
-        for (int i = 0; i < valid; i++) sums[i] *= a.w_scale[column + c + i];
+        for (int i = 0; i < valid; i++)
+          sums[i] *= a.x_scale[row + r] * a.w_scale[column + c + i];
       const int64_t at = (row + r) * a.n + column + c;
       if (a.out_dtype == F32) {
         if (valid == 4) *(v4f*)((float*)a.out + at) = *(v4f*)sums;
@@ -111,9 +129,9 @@ INLINE void tile(const LinearArgs& a, int64_t row, int64_t column, const T* cons
                  bool fetch) {
   const int64_t whole = a.k / kGroup * kGroup;
   const X* x = (const X*)a.x + row * a.k_padded;
-  vf acc[R][C];
+  typename SumOf<X>::type acc[R][C];
   for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) acc[r][c] = (vf){};
+    for (int c = 0; c < C; c++) acc[r][c] = (typename SumOf<X>::type){};
   if (fetch) dot_tile<true>(x, a.k_padded, rows, whole, acc);
   else dot_tile<false>(x, a.k_padded, rows, whole, acc);
   if (whole < a.k) {
@@ -147,27 +165,29 @@ static void columns(const LinearArgs& a, int64_t n0, int64_t n1) {
     }
 }
 
-// int8 with more rows of x than a register tile has: four rows of w become f32 in the first cache,
-// once for all rows of x. The values and the order of additions are those of the other way.
+// int8 with more rows of x than a register tile has: four rows of w become int16 in the first cache,
+// once for all rows of x.
 static void columns_widened(const LinearArgs& a, int64_t n0, int64_t n1) {
-  alignas(64) float wide[4][kMaxWidened];
-  const int64_t whole = a.k / W * W;
+  alignas(64) i16 wide[4][kMaxWidened];
+  const int64_t whole = a.k / kGroup * kGroup;
   for (int64_t n = n0; n < n1; n += 4) {
     const i8* rows[4];
-    const float* wide_rows[4];
+    const i16* wide_rows[4];
     weight_rows<4>(a, n, rows);
     for (int c = 0; c < 4; c++) {
-      for (int64_t i = 0; i < whole; i += W) store(wide[c] + i, load(rows[c] + i));
-      for (int64_t i = whole; i < a.k; i++) wide[c][i] = rows[c][i].bits;
+      for (int64_t i = 0; i < whole; i += kGroup)
+        *(vs*)(wide[c] + i) = load_shorts(rows[c] + i);
+      for (int64_t i = whole; i < a.k; i++) wide[c][i].bits = rows[c][i].bits;
       wide_rows[c] = wide[c];
     }
-    for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock) 
-      row_groups<float>(a, row0, n, wide_rows, false);
+    for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock)
+      row_groups<i16>(a, row0, n, wide_rows, false);
   }
 }
 
 static int64_t linear_k_padded(int64_t k, Dtype) { return (k + kGroup - 1) / kGroup * kGroup; }
-static bool packs_bf16(Dtype w_dtype) { return kHasBf16Dot && w_dtype == BF16; }
+INLINE bool packs_bf16(Dtype w_dtype) { return kHasBf16Dot && w_dtype == BF16; }
+static int64_t packed_bytes(Dtype w_dtype) { return packs_bf16(w_dtype) || w_dtype == I8 ? 2 : 4; }
 
 template <class T>
 INLINE void pack_row(const T* x, int64_t k, int64_t k_padded, Dtype w_dtype, char* packed) {
@@ -196,15 +216,53 @@ INLINE void pack_row(const T* x, int64_t k, int64_t k_padded, Dtype w_dtype, cha
   }
 }
 
-static void pack_rows(const void* x, Dtype x_dtype, int64_t rows, int64_t k, int64_t k_padded,
-                      Dtype w_dtype, void* packed) {
-  const int64_t bytes = k_padded * (packs_bf16(w_dtype) ? 2 : 4);
-  for (int64_t r = 0; r < rows; r++) {
-    char* dst = (char*)packed + r * bytes;
-    if (x_dtype == F32) pack_row((const float*)x + r * k, k, k_padded, w_dtype, dst);
-    else if (x_dtype == BF16) pack_row((const bf16*)x + r * k, k, k_padded, w_dtype, dst);
-    else pack_row((const f16*)x + r * k, k, k_padded, w_dtype, dst);
+// W values of x from i on, zeros past the last of k.
+template <class T> INLINE vf load_padded(const T* x, int64_t i, int64_t k) {
+  if (i + W <= k) return load(x + i);
+  T tail[W];
+  memset((void*)tail, 0, sizeof tail);
+  if (i < k) memcpy((void*)tail, (const void*)(x + i), sizeof(T) * (k - i));
+  return load(tail);
+}
+
+// A row of x as int16 and the value of one step. The largest magnitude becomes the largest integer
+// with which no lane of a sum can leave int32, beside weights of up to 128. A row that holds an
+// infinity or a NaN gives NaN everywhere.
+template <class T> INLINE float pack_integers(const T* x, int64_t k, int64_t k_padded, i16* packed) {
+  const float limit = (float)min_of<int64_t>(32767, INT32_MAX / (128 * (k_padded / W)));
+  vf top = {}, wrong = {};
+  for (int64_t i = 0; i < k_padded; i += W) {
+    vf v = load_padded(x, i, k);
+    top = max_of(top, (vf)((vi)v & 0x7fffffff));
+    wrong += v - v;
   }
+  const float largest = max_across(top);
+  const float inverse = largest > 1e-30f ? limit / largest : 0.f;
+  for (int64_t i = 0; i < k_padded; i += W) {
+    vf v = load_padded(x, i, k) * inverse;
+    vi n = (vi)(v + splat(12582912.f)) - 0x4b400000;  // 1.5 x 2^23: rounds to an integer
+    *(vh*)(packed + i) = __builtin_convertvector(n, vh);
+  }
+  return sum_across(wrong) == 0.f ? largest / limit : NAN;
+}
+
+template <class T>
+INLINE void pack_rows_of(const T* x, int64_t rows, int64_t k, int64_t k_padded, Dtype w_dtype,
+                         char* packed, float* scale) {
+  const int64_t bytes = k_padded * packed_bytes(w_dtype);
+  for (int64_t r = 0; r < rows; r++) {
+    char* dst = packed + r * bytes;
+    if (w_dtype == I8) scale[r] = pack_integers(x + r * k, k, k_padded, (i16*)dst);
+    else pack_row(x + r * k, k, k_padded, w_dtype, dst);
+  }
+}
+
+static void pack_rows(const void* x, Dtype x_dtype, int64_t rows, int64_t k, int64_t k_padded,
+                      Dtype w_dtype, void* packed, float* scale) {
+  char* dst = (char*)packed;
+  if (x_dtype == F32) pack_rows_of((const float*)x, rows, k, k_padded, w_dtype, dst, scale);
+  else if (x_dtype == BF16) pack_rows_of((const bf16*)x, rows, k, k_padded, w_dtype, dst, scale);
+  else pack_rows_of((const f16*)x, rows, k, k_padded, w_dtype, dst, scale);
 }
 
 static void linear(const LinearArgs& a, int64_t n0, int64_t n1) {
@@ -217,7 +275,7 @@ static void linear(const LinearArgs& a, int64_t n0, int64_t n1) {
     case F16: return columns<float, f16>(a, n0, n1);
     case I8:
       return a.m > kMaxRows && a.k <= kMaxWidened ? columns_widened(a, n0, n1)
-                                                  : columns<float, i8>(a, n0, n1);
+                                                  : columns<i16, i8>(a, n0, n1);
     default: return columns<float, float>(a, n0, n1);
   }
 }

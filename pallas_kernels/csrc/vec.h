@@ -32,6 +32,8 @@ typedef int32_t vi __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2), may_alias));
 typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
 typedef int8_t vc __attribute__((vector_size(W), aligned(1), may_alias));
+typedef int16_t vs __attribute__((vector_size(W * 4), aligned(2), may_alias));  // 2 W of them
+typedef int8_t vt __attribute__((vector_size(W * 2), aligned(1), may_alias));   // 2 W of them
 typedef float v4f __attribute__((vector_size(16), aligned(4), may_alias));
 
 // Storage types, so that loads and stores overload on them.
@@ -40,6 +42,7 @@ struct f16 { uint16_t bits; };
 struct e4m3 { uint8_t bits; };
 struct e5m2 { uint8_t bits; };
 struct i8 { int8_t bits; };
+struct i16 { int16_t bits; };
 
 template <int N> struct Int { static constexpr int value = N; };
 template <class T> INLINE T min_of(T a, T b) { return a < b ? a : b; }
@@ -113,6 +116,34 @@ INLINE vf to_f32(vi x) {
   return (vf)_mm256_cvtepi32_ps((__m256i)x);
 #else
   return __builtin_convertvector(x, vf);
+#endif
+}
+
+INLINE vf to_f32(vf x) { return x; }
+
+// ---- pairs of 16-bit integers
+
+INLINE vs load_shorts(const i16* p) { return *(const vs*)p; }
+INLINE vs load_shorts(const i8* p) {
+#if defined(__AVX512F__)
+  return (vs)_mm512_cvtepi8_epi16((__m256i)*(const vt*)p);
+#elif defined(__AVX2__)
+  return (vs)_mm256_cvtepi8_epi16((__m128i)*(const vt*)p);
+#else
+  return __builtin_convertvector(*(const vt*)p, vs);
+#endif
+}
+// x[2 i] y[2 i] + x[2 i + 1] y[2 i + 1] as int32, for W pairs.
+INLINE vi sums_of_pairs(vs x, vs y) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#elif defined(__AVX2__)
+  return (vi)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#elif defined(__x86_64__)
+  return (vi)_mm_madd_epi16((__m128i)x, (__m128i)y);
+#else
+  vi a = (vi)x, b = (vi)y;
+  return (a >> 16) * (b >> 16) + (a << 16 >> 16) * (b << 16 >> 16);
 #endif
 }
 

@@ -12,12 +12,16 @@ slower than moving the bits. Such a pool is passed with the static `kv_dtype`, t
 numbers in it.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from pallas_kernels import cpu_library
 from pallas_kernels.paged_attention.contract import ContractError, resolve_kv_dtype
 
 type Scale = jax.Array | float | None
@@ -55,11 +59,25 @@ def allocate_pool(
 ) -> tuple[jax.Array, jax.Array]:
     """A zeroed K pool and V pool, [P, K, B, D] each.
 
-    Stored as `platform` wants it (default: the default backend).
+    Stored as `platform` wants it (default: the default backend). On a single CPU device the memory
+    is asked to consist of huge pages, where the library of CPU kernels loads.
     """
-    stored = pool_dtype(kv_dtype, platform or jax.default_backend())
+    platform = platform or jax.default_backend()
+    stored = pool_dtype(kv_dtype, platform)
     shape = pool_shape(num_blocks, kv_heads, block_size, head_dim)
+    alone = sharding is None or len(sharding.device_set) == 1
+    if platform == "cpu" and alone and cpu_library.unavailable() is None:
+        zeros = _zeros_in_huge_pages(shape, stored, sharding)
+        return zeros(), zeros()
     return jnp.zeros(shape, stored, device=sharding), jnp.zeros(shape, stored, device=sharding)
+
+
+@functools.cache
+def _zeros_in_huge_pages(
+    shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding | None
+) -> Callable[[], jax.Array]:
+    call = jax.ffi.ffi_call(cpu_library.ZEROS, jax.ShapeDtypeStruct(shape, dtype))
+    return jax.jit(lambda: call(), out_shardings=sharding)
 
 
 def quantize(x: jax.Array, kv_dtype: np.dtype, scale: Scale) -> jax.Array:

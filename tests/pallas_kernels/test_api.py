@@ -2,6 +2,7 @@
 
 import logging
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pallas_kernels.paged_attention import (
     ContractError,
     UnsupportedError,
+    allocate_pool,
     attend_and_write,
     available_implementations,
     paged_attention,
@@ -134,3 +136,16 @@ def test_case_holds_the_static_facts():
     )  # fmt: skip
     assert (case.group, case.head_dim, case.block_size, case.window) == (2, 64, 16, 3)
     assert case.v_scale and not case.k_scale and not case.stored_as_bits
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8"])
+def test_pools_are_zero_whatever_lay_there_before(kv_dtype: str) -> None:
+    fill = jax.jit(lambda pool: jnp.full_like(pool, 1), donate_argnums=0)
+    for num_blocks in (1, 3, 700, 700, 3):
+        pools = allocate_pool(num_blocks, 3, 16, 64, kv_dtype, platform="cpu")
+        for pool in pools:
+            assert pool.shape == (num_blocks, 3, 16, 64)
+            assert pool.dtype == pool_dtype(kv_dtype, "cpu")
+            assert not np.asarray(pool).any()
+        for pool in pools:
+            fill(pool).delete()
