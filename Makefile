@@ -30,7 +30,7 @@ test: lint  ## lint, types and all tests that need no GPU and no peer
 report: install-test  ## the table of GPU kernel variants, compiled for an H200
 	JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(BIN)/python -m pallas_kernels.testing.report
 
-compare: install-test  ## measure beside vLLM and transformers; results in benchmarks/results/compare
+compare: install-test  ## measure beside vLLM, llama.cpp and transformers; results in benchmarks/results/compare
 	benchmarks/compare/all.sh benchmarks/results/compare
 
 lint: install-test  ## ruff and mypy
