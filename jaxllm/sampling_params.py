@@ -47,7 +47,9 @@ GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of SamplingParams, and their values, that a generation_config.json sets."""
-    found = {k: generation_config[k] for k in GENERATION_KEYS if generation_config.get(k) is not None}
+    found = {
+        k: generation_config[k] for k in GENERATION_KEYS if generation_config.get(k) is not None
+    }
     if generation_config.get("do_sample") is False:
         found = {"temperature": 0.0}
     if generation_config.get("max_new_tokens"):
