@@ -7,9 +7,11 @@ preemption does not start any of them anew.
 
 import dataclasses
 
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
 from jaxllm.sampling_params import SamplingParams
 from serving.engine.messages import Description, Stats
-from serving.series import Counter, Distribution, Gauge, Histogram, Registry, Value
 
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -72,7 +74,7 @@ class Metrics:
     """All series of one server, in a registry of their own."""
 
     def __init__(self, model_name: str):
-        self.registry = Registry()
+        self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._last = Stats()
         self.totals = Totals()
@@ -81,10 +83,10 @@ class Metrics:
         self.waiting = gauge("num_requests_waiting", "Sequences that wait to be scheduled.")
         self.kv_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         by_reason = Gauge(
-            self.registry,
             "vllm:num_requests_waiting_by_reason",
             "Sequences that wait, by reason.",
             [*_NAMES, "reason"],
+            registry=self.registry,
         )
         self.waiting_capacity = by_reason.labels(**self._labels, reason="capacity")
         by_reason.labels(**self._labels, reason="deferred").set(0)
@@ -95,34 +97,34 @@ class Metrics:
         self.prompt_tokens_cached = counter("prompt_tokens_cached", "Prompt tokens not computed.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         by_source = Counter(
-            self.registry,
             "vllm:prompt_tokens_by_source",
             "Prompt tokens by where their K/V came from.",
             [*_NAMES, "source"],
+            registry=self.registry,
         )
         self.prompt_computed = by_source.labels(**self._labels, source="local_compute")
         self.prompt_cached = by_source.labels(**self._labels, source="local_cache_hit")
         success = Counter(
-            self.registry,
             "vllm:request_success",
             "Finished sequences, by reason.",
             [*_NAMES, "finished_reason"],
+            registry=self.registry,
         )
         self.success = {
             reason: success.labels(**self._labels, finished_reason=reason)
             for reason in ("stop", "length", "abort", "error", "repetition")
         }
         self._rejections = Counter(
-            self.registry,
             "vllm:admission_rejections",
             "Requests refused at the door, by reason.",
             ["model_name", "reason"],
+            registry=self.registry,
         )
         self.compilations = Counter(
-            self.registry,
             "jaxllm:recompilations",
             "Programs compiled after the engine was ready.",
             _NAMES,
+            registry=self.registry,
         ).labels(**self._labels)
         histogram = self._histogram
         self.first_token = histogram(
@@ -156,17 +158,14 @@ class Metrics:
         )
         http_labels = ["handler", "method", "status"]
         self.http_requests = Counter(
-            self.registry,
-            "http_requests",
-            "HTTP requests.",
-            http_labels,
+            "http_requests", "HTTP requests.", http_labels, registry=self.registry
         )
         self.http_seconds = Histogram(
-            self.registry,
             "http_request_duration_seconds",
             "Duration of HTTP requests.",
             ["handler", "method"],
-            _HTTP,
+            buckets=_HTTP,
+            registry=self.registry,
         )
 
     def describe(self, engine: Description) -> None:
@@ -204,15 +203,15 @@ class Metrics:
             fields.pop(path, None)
         labels = {name: str(value) for name, value in sorted(fields.items())}
         Gauge(
-            self.registry,
             "vllm:cache_config_info",
             "Settings of the KV cache.",
             ["engine", *labels],
+            registry=self.registry,
         ).labels(engine="0", **labels).set(1)
 
     def render(self) -> bytes:
         """The page of `/metrics`, in Prometheus' text format."""
-        return self.registry.render()
+        return prometheus_client.generate_latest(self.registry)
 
     def record_step(self, stats: Stats) -> None:
         """Gauges and counters of the engine after a step."""
@@ -290,15 +289,15 @@ class Metrics:
     def count_rejection(self, reason: str) -> None:
         self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
-    def _gauge(self, name: str, help: str) -> Value:
-        return Gauge(self.registry, f"vllm:{name}", help, _NAMES).labels(**self._labels)
+    def _gauge(self, name: str, help: str) -> Gauge:
+        return Gauge(f"vllm:{name}", help, _NAMES, registry=self.registry).labels(**self._labels)
 
-    def _counter(self, name: str, help: str) -> Value:
-        return Counter(self.registry, f"vllm:{name}", help, _NAMES).labels(**self._labels)
+    def _counter(self, name: str, help: str) -> Counter:
+        return Counter(f"vllm:{name}", help, _NAMES, registry=self.registry).labels(**self._labels)
 
     def _histogram(
         self, name: str, help: str, buckets: "tuple[float, ...] | list[int]"
-    ) -> Distribution:
-        return Histogram(self.registry, f"vllm:{name}", help, _NAMES, buckets).labels(
-            **self._labels
-        )
+    ) -> Histogram:
+        return Histogram(
+            f"vllm:{name}", help, _NAMES, buckets=buckets, registry=self.registry
+        ).labels(**self._labels)

@@ -1,7 +1,9 @@
 """The routes around generation: models, tokens, health, version, metrics."""
 
+import asyncio
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,7 +17,6 @@ from serving.http.errors import ApiError, bad_request
 from serving.http.json_response import JsonResponse
 from serving.http.params import default_parameters
 from serving.http.protocol import DetokenizeRequest, TokenizeRequest
-from serving.series import CONTENT_TYPE
 from serving.version import VERSION
 
 
@@ -101,7 +102,9 @@ def small_routes(context: ServerContext) -> list[Route]:
         return JsonResponse({"server_load": context.server_load})
 
     async def metrics(request: Request) -> Response:
-        return Response(llm.metrics.render(), headers={"content-type": CONTENT_TYPE})
+        # The page takes some 10 ms to write, in which streams should go on.
+        page = await asyncio.to_thread(llm.metrics.render)
+        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
     return [
         Route("/v1/models", models, methods=["GET"]),

@@ -30,9 +30,10 @@ def series():
     metrics = Metrics("m")
     metrics.describe(description({"kv_cache_dtype": "auto"}))
     found = {"up": set()}
-    for family in metrics.registry.families.values():
-        for suffix in SUFFIXES[family.kind]:
-            found[family.name + suffix] = set(family.label_names)
+    for collector in metrics.registry._collector_to_names:
+        for family in collector.describe() or collector.collect():
+            for suffix in SUFFIXES[family.type]:
+                found[family.name + suffix] = set(collector._labelnames)
     return found
 
 

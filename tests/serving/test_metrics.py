@@ -90,8 +90,9 @@ def test_times_follow_their_definitions():
     metrics.finish(times, "length", 19.0)
 
     def total(name):
-        family = metrics.registry.families[f"vllm:{name}"]
-        return family.samples()[f'vllm:{name}_sum{{model_name="m",engine="0"}}']
+        return metrics.registry.get_sample_value(
+            f"vllm:{name}_sum", {"model_name": "m", "engine": "0"}
+        )
 
     assert total("time_to_first_token_seconds") == 5
     assert total("request_queue_time_seconds") == 2
