@@ -38,9 +38,9 @@ def linear(
     in f32, except where the CPU multiplies bf16 pairs (AVX-512-BF16) and on the XLA path: there x
     is rounded to bf16 first. w may be int8 with scale f32 [N], the value of one step in each of its
     rows: column n of the result is scale[n] times that of the integers. Those meet x in its dtype
-    (XLA), or, in the kernel, each row of x rounded to int16 with a step of its own (at least 15 bits
-    up to K = 4096, fewer beyond, so that no sum leaves int32); a row with an infinity or a NaN
-    gives NaN.
+    (XLA), or, in the kernel, each row of x rounded to int16 with a step of its own (15 bits and a
+    sign up to K = 4096, fewer beyond, so that no sum leaves int32); a row with an infinity or a
+    NaN gives NaN.
 
     impl: "ffi" (the C++ kernel, on CPUs), "xla", or "auto": the kernel when compiling for a CPU
     where it loads, unless JAXLLM_CPU_KERNELS says otherwise. LinearError for shapes, dtypes or
