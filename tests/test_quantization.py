@@ -13,6 +13,8 @@ from jaxllm.models.layers import quantize_rows
 
 MODEL = str(Path(__file__).parent / "golden/data/tiny_chat")
 PROMPTS = ["The sea", "def f(x):", "One, two,"]
+# On one CPU the C++ kernel rounds the rows of activations to int16, other paths do not.
+ROUNDED_ROWS = 1e-3
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
 
 
@@ -84,8 +86,8 @@ def test_answers_are_those_of_the_rounded_weights(quantized: LLM, plain: LLM) ->
     finally:
         plain.update_weights(original)
     assert tokens == expected_tokens
-    np.testing.assert_allclose(logprobs, expected, atol=2e-5)
-    assert not np.array_equal(logprobs, _answers(plain)[1])
+    np.testing.assert_allclose(logprobs, expected, atol=ROUNDED_ROWS)
+    assert np.abs(logprobs - _answers(plain)[1]).max() > 5 * ROUNDED_ROWS
 
 
 def test_new_weights_are_rounded_too(quantized: LLM, plain: LLM) -> None:
@@ -112,7 +114,7 @@ def test_tensor_parallel_gives_the_same_tokens(quantized: LLM) -> None:
     tokens, logprobs = _answers(sharded)
     expected_tokens, expected = _answers(quantized)
     assert tokens == expected_tokens
-    np.testing.assert_allclose(logprobs, expected, atol=2e-5)
+    np.testing.assert_allclose(logprobs, expected, atol=ROUNDED_ROWS)
 
 
 def test_training_on_rounded_weights_is_refused(quantized: LLM) -> None:
