@@ -44,6 +44,7 @@ from serving.engine.plan_recorder import PlanRecorder
 from serving.engine.request_factory import RequestFactory
 from serving.engine.rows import logprob_rows, prompt_logprob_rows
 from serving.engine.weights import EngineWeights, fault_of
+from serving.garbage import keep_from_collector
 
 logger = logging.getLogger(__name__)
 
@@ -340,6 +341,7 @@ def main(argv: list[str], start_engine: Callable[[Start], Any] = _start) -> int:
         channel.close()
         return 2 if mendable else 70
     loop = EngineLoop(channel, engine)
+    keep_from_collector()
     channel.send(Ready(_describe(engine, time.monotonic() - began)))
     loop.run()
     channel.close()

@@ -19,6 +19,7 @@ from serving.admission import AdmissionLimits
 from serving.async_llm import AsyncLLM
 from serving.engine.supervisor import RestartPolicy
 from serving.errors import EngineStartError
+from serving.garbage import keep_from_collector
 from serving.http.admin import make_admin_app
 from serving.http.app import make_app
 from serving.http.context import ServerContext
@@ -206,6 +207,7 @@ class HttpServer:
             logger.error("%s", error)
             return EXIT_USER
         self._choose_tool_parser()
+        keep_from_collector()
         seconds = self.llm.description.start_seconds
         logger.info("ready after %.1f s: %s/v1, model %s", seconds, url, self.context.names[0])
         if not self.settings.disable_log_stats:
