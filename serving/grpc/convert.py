@@ -1,6 +1,6 @@
 """Between protobuf messages and the engine's own types."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from serving.engine.messages import LogprobRow
@@ -15,13 +15,6 @@ _STRUCTURED = {
 }
 _REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 _NOT_SAMPLING = ("max_tokens", "truncate_prompt_tokens", "logit_bias")
-
-
-def bearer_key(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The API key in the metadata of a call, "" without one."""
-    given = dict(metadata).get("authorization", "")
-    kind, _, key = (given if isinstance(given, str) else "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
 
 
 def params_values(params: pb.SamplingParams) -> dict[str, Any]:

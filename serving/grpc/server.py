@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from jaxllm.errors import ConfigError
+from serving.api_keys import ApiKeys, given_key
 from serving.async_llm import AsyncLLM
 from serving.errors import (
     ControlError,
@@ -22,7 +21,6 @@ from serving.errors import (
     RequestRefusedError,
 )
 from serving.grpc import messages as pb
-from serving.grpc.convert import bearer_key
 from serving.grpc.service import Control, Inference
 from serving.tracing import RequestTrace, Tracing
 from serving.weights import WeightAccess
@@ -80,7 +78,7 @@ class GrpcServer:
         tracing: Tracing | None = None,
     ):
         self._llm = llm
-        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_Keys(keys)])
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_Authentication(keys)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         implementations = {
@@ -140,20 +138,17 @@ class GrpcServer:
             await self._health.set(name, kinds.SERVING if ready else kinds.NOT_SERVING)
 
 
-class _Keys(grpc.aio.ServerInterceptor):
-    """Demands one of the API keys, as `authorization: Bearer KEY`, but for health."""
+class _Authentication(grpc.aio.ServerInterceptor):
+    """Demands one of the API keys, but for health and reflection."""
 
     def __init__(self, keys: tuple[str, ...]):
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._keys = ApiKeys(keys)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        if not self._digests or details.method.startswith(_OPEN_PREFIXES):
-            return await continuation(details)
-        digest = hashlib.sha256(bearer_key(details.invocation_metadata).encode()).digest()
-        # All are compared, each in constant time.
-        if sum([secrets.compare_digest(digest, known) for known in self._digests]):
+        is_open = not self._keys or details.method.startswith(_OPEN_PREFIXES)
+        if is_open or given_key(details.invocation_metadata) in self._keys:
             return await continuation(details)
         return grpc.unary_unary_rpc_method_handler(_refuse)
 

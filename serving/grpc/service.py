@@ -9,11 +9,11 @@ from typing import Any
 
 from jaxllm.sampling_params import SamplingParams, check_against_model
 from jaxllm.structured_outputs import StructuredOutputs
+from serving.api_keys import given_key
 from serving.async_llm import AsyncLLM, GenerationStream, Job, PromptState
 from serving.errors import ControlError, NotReadyError
 from serving.grpc import messages as pb
 from serving.grpc.convert import (
-    bearer_key,
     params_values,
     prompt_value,
     sample_message,
@@ -118,7 +118,7 @@ class Inference:
         given = request.cache_salt if request.HasField("cache_salt") else None
         if not self._isolate_keys:
             return given
-        return tenant_salt(bearer_key(context.invocation_metadata()), given)
+        return tenant_salt(given_key(context.invocation_metadata()), given)
 
     async def _submit(self, request: pb.GenerateRequest, context: Any) -> GenerationStream:
         llm = self._llm

@@ -1,6 +1,5 @@
 """What wraps every request: API keys, metrics, load, request ids; plain ASGI."""
 
-import hashlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from starlette._utils import get_route_path
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.api_keys import ApiKeys, given_key
 from serving.async_llm import AsyncLLM
 from serving.errors import ServingError
 from serving.http.context import ServerContext
@@ -59,22 +59,20 @@ class Authentication:
     ):
         self._app = app
         self._open_paths = open_paths
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._keys = ApiKeys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
             scope["type"] != "http"
-            or not self._digests
+            or not self._keys
             or scope["method"] == "OPTIONS"
             or get_route_path(scope) in self._open_paths
         ):
             await self._app(scope, receive, send)
             return
-        key = _bearer(scope)
-        digest = hashlib.sha256(key).digest()
-        # All are compared, each in constant time.
-        if sum([secrets.compare_digest(digest, known) for known in self._digests]):
-            scope["api_key"] = key.decode("latin-1")
+        key = given_key(scope["headers"])
+        if key in self._keys:
+            scope["api_key"] = key
             await self._app(scope, receive, send)
             return
         error = ApiError(401, "an API key is needed", headers={"WWW-Authenticate": "Bearer"})
@@ -164,13 +162,3 @@ class Door:
 
 
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
-
-
-def _bearer(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            kind, _, key = value.partition(b" ")
-            return key.strip() if kind.lower() == b"bearer" else b""
-        if name == b"x-api-key":
-            return value
-    return b""
