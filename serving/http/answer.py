@@ -12,7 +12,7 @@ from serving.errors import ServingError
 from serving.generation import GenerationStream
 from serving.http.context import ServerContext, Usage, usage_wishes
 from serving.http.errors import as_api_error, error_body
-from serving.http.json_response import JsonResponse
+from serving.http.json_response import JsonResponse, TextTemplate
 from serving.http.protocol import SamplingFields
 from serving.http.streaming import DONE, EventStream, event, until_disconnect
 from serving.sequence_stream import Delta
@@ -57,6 +57,7 @@ class ChunkedAnswer(abc.ABC):
             "model": model,
         }
         self._wishes = usage_wishes(context, body)
+        self._templates: dict[int, TextTemplate] = {}
         # Pieces that are nothing but text can be made from a template.
         self.is_plain = not self._wishes[1] and not (
             body.return_token_ids or body.prompt_logprobs is not None
@@ -72,6 +73,19 @@ class ChunkedAnswer(abc.ABC):
 
         Encoded ones only where `is_plain`.
         """
+
+    @abc.abstractmethod
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        """A choice as a chunk has it, with text and nothing else."""
+
+    def text_chunk(self, index: int, text: str, num_tokens: int) -> bytes:
+        """The encoded chunk of a piece that is nothing but text, made of `num_tokens` tokens."""
+        self.usage.completion_tokens += num_tokens
+        template = self._templates.get(index)
+        if template is None:
+            choice = self.text_choice(index, TextTemplate.MARK)
+            template = self._templates[index] = TextTemplate({**self.head, "choices": [choice]})
+        return template.encode(text)
 
     async def deltas(self, count: int) -> list[Delta]:
         """All the news of each of `count` choices."""

@@ -14,7 +14,6 @@ from serving.http.answer import ChunkedAnswer, reply
 from serving.http.body import decode_body
 from serving.http.chat_prompt import make_jobs, parser_for
 from serving.http.context import ServerContext
-from serving.http.json_response import TextTemplate
 from serving.http.logprobs import LogprobWriter, prompt_logprobs
 from serving.http.protocol import ChatRequest, NamedTool
 from serving.sequence_stream import Delta
@@ -30,7 +29,6 @@ class _Choice:
     Attributes:
       has_calls: a tool call has begun.
       held: news that is not sent yet.
-      template: of a piece with text alone, made with the first one.
     """
 
     index: int
@@ -38,7 +36,6 @@ class _Choice:
     logprobs: LogprobWriter | None
     has_calls: bool = False
     began: bool = False
-    template: TextTemplate | None = None
     held: Delta = dataclasses.field(default_factory=Delta)
 
 
@@ -163,8 +160,7 @@ class ChatAnswer(ChunkedAnswer):
         if self.is_plain and delta.finish_reason is None and not choice.held.token_ids:
             match pieces:
                 case [Content(text)]:
-                    self.usage.completion_tokens += len(delta.token_ids)
-                    yield self._template(choice).encode(text)
+                    yield self.text_chunk(index, text, len(delta.token_ids))
                     return
         deltas = [self._delta(choice, piece) for piece in pieces]
         choice.held.merge(dataclasses.replace(delta, text=""))
@@ -180,16 +176,15 @@ class ChatAnswer(ChunkedAnswer):
         last["choices"][0].update(self.extras(choice, held))
         yield last
 
-    def _template(self, choice: _Choice) -> TextTemplate:
-        if choice.template is None:
-            marked = self._chunk(choice, {"content": TextTemplate.MARK})
-            marked["choices"][0].update(self.extras(choice, Delta()))
-            choice.template = TextTemplate(marked)
-        return choice.template
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        choice = self.choices[index]
+        return self._choice(choice, {"content": text}) | self.extras(choice, Delta())
 
     def _chunk(self, choice: _Choice, delta: dict[str, Any]) -> dict[str, Any]:
-        fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self.head, "choices": [fields]}
+        return {**self.head, "choices": [self._choice(choice, delta)]}
+
+    def _choice(self, choice: _Choice, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _delta(self, choice: _Choice, piece: Piece) -> dict[str, Any]:
         match piece:

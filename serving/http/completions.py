@@ -13,7 +13,6 @@ from serving.http.answer import ChunkedAnswer, reply
 from serving.http.body import decode_body
 from serving.http.context import ServerContext
 from serving.http.errors import bad_request
-from serving.http.json_response import TextTemplate
 from serving.http.logprobs import LogprobWriter, prompt_logprobs
 from serving.http.params import check_request, make_params, stream_interval
 from serving.http.protocol import CompletionRequest
@@ -31,7 +30,6 @@ class _Choice:
     Attributes:
       echo: what of the prompt is still to be sent before the output, None when it was.
       drop_output: only the prompt was asked for.
-      template: of a piece with text alone, made with the first one.
     """
 
     index: int
@@ -40,7 +38,6 @@ class _Choice:
     echo: str | None
     drop_output: bool
     sent_prompt_ids: bool = False
-    template: TextTemplate | None = None
     held: Delta = dataclasses.field(default_factory=Delta)
 
 
@@ -135,16 +132,15 @@ class _Completion(ChunkedAnswer):
     def chunks(self, index: int, delta: Delta) -> Iterable[dict[str, Any] | bytes]:
         choice = self.choices[index]
         if self._is_text_alone(choice, delta):
-            if choice.template is None:
-                marked = self.render(choice, Delta(TextTemplate.MARK))
-                choice.template = TextTemplate({**self.head, "choices": [marked]})
-            self.usage.completion_tokens += len(delta.token_ids)
-            yield choice.template.encode(delta.text)
+            yield self.text_chunk(index, delta.text, len(delta.token_ids))
             return
         choice.held.merge(delta)
         if self._worth_sending(choice):
             delta, choice.held = choice.held, Delta()
             yield {**self.head, "choices": [self.render(choice, delta)]}
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        return self.render(self.choices[index], Delta(text))
 
     def _is_text_alone(self, choice: _Choice, delta: Delta) -> bool:
         return bool(

@@ -142,8 +142,9 @@ def test_diagnosis_over_http(both):
     while not server.metric("num_requests_waiting"):
         pass
     findings = server.get("/diagnose", params={"seconds": 0.1}).json()["findings"]
-    assert [each["name"] for each in findings] == ["max_num_seqs is the limit"]
-    assert "8 of 8 places" in findings[0]["evidence"]
+    # A busy machine may show more than this one.
+    evidence = {each["name"]: each["evidence"] for each in findings}
+    assert "8 of 8 places" in evidence["max_num_seqs is the limit"]
     for thread in ahead:
         thread.join()
     server.wait_idle()
