@@ -1,50 +1,30 @@
 """LLM: offline generation in the caller's process."""
 
 import dataclasses
-import itertools
-import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from jaxllm.config import EngineConfig
 from jaxllm.engine.step_plan import EngineOutput
-from jaxllm.errors import AsleepError, CapacityError, ConfigError, ParameterError
+from jaxllm.errors import AsleepError, CapacityError, ConfigError
 from jaxllm.execution.parameters import FunctionalModel, Params
+from jaxllm.group_factory import GroupFactory, as_list
 from jaxllm.outputs import RequestOutput
-from jaxllm.sampling_params import SamplingParams, check_against_model, sampling_defaults
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.scoring import Score, score_continuation
 from jaxllm.sequence_group import Sequence as Sample
 from jaxllm.sequence_group import SequenceGroup
 from jaxllm.startup import start_engine, training_model
 from jaxllm.text.chat_template import encode_chat
-from jaxllm.text.input import Prompt, process_prompt
+from jaxllm.text.input import Prompt
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.weights import Running, WeightControl
 
-if TYPE_CHECKING:
-    from jaxllm.text.structured import GrammarCompiler
-
 type Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Score:
-    """Log probabilities of a continuation.
-
-    Attributes:
-      token_ids: of the continuation.
-      logprobs: natural logarithms, one per token.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.logprobs)
 
 
 class LLM:
@@ -77,9 +57,7 @@ class LLM:
         self._engine = start_engine(config, progress)
         self._control = WeightControl(self._engine)
         self._model: FunctionalModel | None = None
-        self._ids = itertools.count()
-        self._seeds = random.Random(config.seed)
-        self._grammars: GrammarCompiler | None = None
+        self._factory = GroupFactory(self._engine)
         # News that came of something else than a step.
         self._news: list[EngineOutput] = []
 
@@ -172,30 +150,13 @@ class LLM:
 
         Text is tokenised in two parts, so that the border lies where it is given.
         """
-        whole = self._process(prompt, None)
-        if isinstance(continuation, str):
-            tail = self.get_tokenizer().encode(continuation, add_special_tokens=False)
-        else:
-            tail = list(continuation)
-        if not tail:
-            raise ParameterError("continuation", continuation, "must have at least one token")
-        ids: dict[str, Any] = {"prompt_token_ids": [*whole.token_ids, *tail]}
-        if whole.cache_salt is not None:
-            ids["cache_salt"] = whole.cache_salt
-        # One token is sampled and dropped: a step without a sample has no end in the scheduler.
-        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        output = self.generate(ids, params, use_tqdm=False)[0]
-        entries = (output.prompt_logprobs or [])[-len(tail) :]
-        logprobs = [
-            entry[token].logprob for entry, token in zip(entries, tail, strict=True) if entry
-        ]
-        return Score(tail, logprobs)
+        return score_continuation(self, self._factory.process(prompt), continuation)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
     ) -> list[BeamSearchOutput]:
         """The most probable continuations of each prompt by beam search."""
-        return search_beams(self, [self._process(p, None) for p in _as_list(prompts)], params)
+        return search_beams(self, [self._factory.process(p) for p in as_list(prompts)], params)
 
     def encode_chat(self, messages: Messages, **template_options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
@@ -207,9 +168,7 @@ class LLM:
         Raises:
           ConfigError: the engine was started with skip_tokenizer_init.
         """
-        if self._engine.tokenizer is None:
-            raise ConfigError("skip_tokenizer_init=True: there is no tokenizer")
-        return self._engine.tokenizer
+        return self._factory.tokenizer
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -218,7 +177,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults, from its generation_config.json."""
-        return default_sampling_params(self._engine.generation_config)
+        return self._factory.default_params()
 
     def get_metrics(self) -> dict[str, float]:
         """Counters since the start, and the present state of the pool and the queues."""
@@ -317,15 +276,6 @@ class LLM:
         """True while weights or KV pool are not on the device, when requests raise AsleepError."""
         return self._control.is_sleeping
 
-    def _process(self, prompt: Prompt, truncate: int | None) -> Any:
-        return process_prompt(
-            prompt,
-            self._engine.tokenizer,
-            max_model_len=self._engine.scheduler_config.max_model_len,
-            vocab_size=self._engine.model_config.vocab_size,
-            truncate_prompt_tokens=truncate,
-        )
-
     def _groups(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -334,50 +284,7 @@ class LLM:
     ) -> list[SequenceGroup]:
         """Checked requests; nothing is queued yet."""
         self._control.check_awake()
-        listed = _as_list(prompts)
-        chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        params = _one_each("sampling_params", chosen, len(listed))
-        ranks = _one_each("priority", priority, len(listed))
-        return [
-            self._group(prompt, p, rank)
-            for prompt, p, rank in zip(listed, params, ranks, strict=True)
-        ]
-
-    def _group(self, prompt: Prompt, params: SamplingParams, priority: int) -> SequenceGroup:
-        engine = self._engine
-        if not isinstance(params, SamplingParams):
-            raise ParameterError("sampling_params", params, "must be SamplingParams")
-        processed = self._process(prompt, params.truncate_prompt_tokens)
-        max_model_len = engine.scheduler_config.max_model_len
-        check_against_model(
-            params,
-            engine.model_config.vocab_size,
-            engine.config.max_logprobs,
-            max_model_len - len(processed.token_ids),
-        )
-        grammar = None
-        if params.structured_outputs is not None:
-            grammar = self._grammar_compiler().compile(params.structured_outputs)
-        return SequenceGroup(
-            str(next(self._ids)),
-            processed,
-            params,
-            engine.tokenizer,
-            max_model_len=max_model_len,
-            eos_token_ids=engine.eos_token_ids,
-            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
-            priority=priority,
-            new_grammar=None if grammar is None else grammar.new_state,
-        )
-
-    def _grammar_compiler(self) -> "GrammarCompiler":
-        if self._grammars is None:
-            from jaxllm.text.structured import GrammarCompiler
-
-            self._grammars = GrammarCompiler(
-                self.get_tokenizer(), self._engine.model_config.vocab_size, self.eos_token_ids
-            )
-        return self._grammars
+        return self._factory.groups(prompts, sampling_params, priority)
 
     def _run(
         self, groups: list[SequenceGroup]
@@ -412,29 +319,6 @@ class LLM:
             if not clean:
                 # The interrupt may have come between the host's and the device's half of a step.
                 core.reset()
-
-
-def default_sampling_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from the content of a generation_config.json."""
-    return SamplingParams(**sampling_defaults(generation_config))
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt as a list of one; a non-empty list of ints is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    listed: list[Any] = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [listed]
-    return listed
-
-
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        if len(value) != count:
-            raise ParameterError(name, f"{len(value)} items", f"one, or one per prompt ({count})")
-        return list(value)
-    return [value] * count
 
 
 def _is_conversation(messages: Any) -> bool:
