@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from jaxllm.sampling_params import SamplingParams, check_against_model
+from jaxllm.sampling_params import SamplingParams, check_against_model, sampling_defaults
 from jaxllm.structured_outputs import StructuredOutputs
 from serving.api_keys import given_key
 from serving.async_llm import AsyncLLM, GenerationStream, Job, PromptState
@@ -20,7 +20,6 @@ from serving.grpc.convert import (
     token_logprobs,
 )
 from serving.grpc.weight_upload import WeightUpload
-from serving.http.params import default_parameters
 from serving.sequence_stream import Delta
 from serving.tenants import tenant_salt
 from serving.version import VERSION
@@ -137,7 +136,7 @@ class Inference:
         engine = llm.description
         room = engine.max_model_len - len(prompt.token_ids)
         wanted = asked.max_tokens if asked.HasField("max_tokens") else _DEFAULT_MAX_TOKENS
-        values = {**default_parameters(engine), **params_values(asked)}
+        values = {**sampling_defaults(engine.generation_config), **params_values(asked)}
         if asked.HasField("max_tokens") and wanted == 0:
             values["max_tokens"] = 0
         else:

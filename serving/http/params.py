@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from jaxllm.errors import ParameterError
-from jaxllm.sampling_params import SamplingParams, check_against_model
+from jaxllm.sampling_params import SamplingParams, check_against_model, sampling_defaults
 from jaxllm.structured_outputs import StructuredOutputs
 from jaxllm.text.errors import PromptError
 from jaxllm.text.input import check_cache_salt
@@ -43,15 +43,6 @@ _PASSED = (
     "repetition_detection",
     "thinking_token_budget",
 )
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-def default_parameters(engine: Description) -> dict[str, Any]:
-    """The model's own sampling defaults, as far as they are known parameters."""
-    source = engine.generation_config
-    if source.get("do_sample") is False:
-        return {"temperature": 0.0}
-    return {key: source[key] for key in _DEFAULTS if source.get(key) is not None}
 
 
 def make_params(
@@ -65,13 +56,13 @@ def make_params(
     """SamplingParams of a request: its own values over the model's over the general defaults.
 
     Args:
-      max_tokens: what the request asks for; None is the rest of the context.
+      max_tokens: what the request asks for; None is the model's, or the rest of the context.
       **more: fields that the route itself sets.
 
     Raises:
       ParameterError, ApiError: a value is outside its range or not supported.
     """
-    values = default_parameters(engine)
+    values = sampling_defaults(engine.generation_config)
     for name in _PASSED:
         value = getattr(request, name)
         if value is not None:
@@ -88,7 +79,8 @@ def make_params(
     room = engine.max_model_len - prompt_len
     if max_tokens is not None and max_tokens < 1:
         raise ParameterError("max_tokens", max_tokens, "must be at least 1")
-    values["max_tokens"] = room if max_tokens is None else min(max_tokens, room)
+    wanted = values.get("max_tokens", room) if max_tokens is None else max_tokens
+    values["max_tokens"] = min(wanted, room)
     params = SamplingParams(**values)
     max_logprobs = int(engine.config.get("max_logprobs", 20))
     check_against_model(params, engine.vocab_size, max_logprobs, room)

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from jaxllm.sampling_params import sampling_defaults
 from jaxllm.text.input import check_token_ids
 from serving.errors import NotReadyError
 from serving.http.body import decode_body
@@ -15,7 +16,6 @@ from serving.http.chat_prompt import chat_token_ids
 from serving.http.context import ServerContext
 from serving.http.errors import ApiError, bad_request
 from serving.http.json_response import JsonResponse
-from serving.http.params import default_parameters
 from serving.http.protocol import DetokenizeRequest, TokenizeRequest
 from serving.version import VERSION
 
@@ -138,7 +138,7 @@ def server_info_route(context: ServerContext) -> Any:
                 "max_num_batched_tokens": engine.max_num_batched_tokens,
                 "block_size": engine.block_size,
                 "num_blocks": engine.num_blocks,
-                "default_sampling_params": default_parameters(engine),
+                "default_sampling_params": sampling_defaults(engine.generation_config),
                 "tool_parser": context.tool_parser,
                 "reasoning_parser": context.settings.reasoning_parser,
             }
