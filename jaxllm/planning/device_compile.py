@@ -2,19 +2,31 @@
 
 A program of its own (`python -m jaxllm.planning.device_compile`): it reads a job as JSON from
 standard input and writes the temporaries of each program, in bytes, as JSON. It runs with
-JAX_PLATFORMS=cpu, without which the CUDA plugin looks for a device and fails.
+JAX_PLATFORMS=cpu, without which the CUDA plugin looks for a device and fails. Nothing imports it:
+the planner itself runs without JAX.
 
 Three layers stand for all: each layer's temporaries are free before the next begins. (Llama-3.1-8B
 with three to ten layers takes the same to 20 kilobytes, with two up to 8 % less.)
 """
 
 import dataclasses
-import importlib
 import json
 import sys
 from typing import Any
 
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+from jaxllm.execution.memory import ProgramMemory
+from jaxllm.execution.mesh import TENSOR_AXIS, HeadLayout
+from jaxllm.execution.ops import choose_ops
+from jaxllm.execution.parameters import FunctionalModel
+from jaxllm.execution.programs import ProgramKey, Programs, RunnerConfig
+from jaxllm.execution.step import AttentionPlan
+from jaxllm.models.registry import find_family
 from jaxllm.planning.gpus import Gpu
+from pallas_kernels.paged_attention.registry import select_impl
 
 # Limits by compute capability, from the CUDA programming guide: shared memory of a multiprocessor
 # and of a block (bytes), threads and float32 units of a multiprocessor.
@@ -95,20 +107,6 @@ def _shortened(hf_config: dict[str, Any], layers: int = 3) -> dict[str, Any]:
 
 
 def _programs(hf_config: dict[str, Any], shape: dict[str, Any], gpu: Gpu) -> dict[str, Any]:
-    # Only this child process may pull JAX in; the planner itself runs without it.
-    jax = importlib.import_module("jax")
-    topologies = importlib.import_module("jax.experimental.topologies")
-    import numpy as np
-
-    from jaxllm.execution.memory import ProgramMemory
-    from jaxllm.execution.mesh import TENSOR_AXIS, HeadLayout
-    from jaxllm.execution.ops import choose_ops
-    from jaxllm.execution.parameters import FunctionalModel
-    from jaxllm.execution.programs import ProgramKey, Programs, RunnerConfig
-    from jaxllm.execution.step import AttentionPlan
-    from jaxllm.models.registry import find_family
-    from pallas_kernels.paged_attention.registry import select_impl
-
     tp = shape["tp"]
     topology = topologies.get_topology_desc(
         gpu.name.lower(),
