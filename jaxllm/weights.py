@@ -14,7 +14,7 @@ from jaxllm.checkpoints.load import load_params
 from jaxllm.checkpoints.resolve import Checkpoint, resolve
 from jaxllm.engine.step_plan import EngineOutput
 from jaxllm.errors import AsleepError, BusyError, ParameterError, WeightsError
-from jaxllm.execution.huge_pages import in_huge_pages
+from jaxllm.execution.huge_pages import arena_for, in_huge_pages
 from jaxllm.execution.parameters import Params
 from jaxllm.execution.quantization import prepare
 from jaxllm.execution.weights import check_weights, named_leaves, place_weights, to_host
@@ -95,13 +95,15 @@ class WeightControl:
         else:
             leaves = check_weights(named_leaves(weights), abstract)
         news = self._settle("update_weights", running)
+        arena = arena_for(model.abstract) if copy else None
         if checkpoint is not None:
             ignore = self._engine.runner.model.ignored_names
             params = load_params(checkpoint, abstract, ignore=ignore, progress=False)
         else:
-            params = place_weights(leaves, abstract, copy)
+            # Filling an arena copies them all.
+            params = place_weights(leaves, abstract, copy and arena is None)
         params = prepare(params, model)
-        self._engine.runner.set_params(in_huge_pages(params) if copy else params)
+        self._engine.runner.set_params(params if arena is None else arena.fill(params))
         self._on_host = {}
         logger.info("new weights in %.3f s", time.monotonic() - began)
         return news

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from safetensors.numpy import save_file
 from jaxllm import SamplingParams
 from jaxllm.checkpoints.errors import CheckpointError, TensorMismatchError
 from jaxllm.errors import AsleepError, BusyError, ParameterError, WeightsError
+from jaxllm.execution import huge_pages
 from jaxllm.execution.compilation import compile_counts
 from tests.models.families import DATA, load
 from tests.test_llm import GREEDY, start, tokens
@@ -109,6 +111,14 @@ def test_a_flax_module_its_state_and_nested_mappings_are_taken(llm, changed):
         assert greedy(llm) == expected
 
 
+@pytest.fixture(params=["alone", "in_an_arena"])
+def memory(request, monkeypatch):
+    """Where copies lie; a tiny model fills no huge page, so one byte has to do for the second."""
+    if request.param == "in_an_arena":
+        monkeypatch.setattr(huge_pages, "_HUGE_PAGE", 1)
+
+
+@pytest.mark.usefixtures("memory")
 def test_the_trainer_may_donate_or_overwrite_what_it_gave(llm, changed):
     llm.update_weights(changed)
     expected = greedy(llm)
@@ -119,9 +129,33 @@ def test_the_trainer_may_donate_or_overwrite_what_it_gave(llm, changed):
     assert greedy(llm) == expected
     on_host = {name: np.array(array) for name, array in changed.items()}
     llm.update_weights(on_host)
-    for array in on_host.values():
+    for name, array in on_host.items():
+        np.testing.assert_array_equal(array, changed[name])
         array[...] = 0
     assert greedy(llm) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux")
+def test_weights_that_go_to_an_arena_are_copied_once(llm, changed, monkeypatch):
+    def where(params):
+        return {name: array.unsafe_buffer_pointer() for name, array in params.items()}
+
+    filled = []
+
+    def fill(self, params):
+        filled.append(where(params))
+        return original_fill(self, params)
+
+    original_fill = huge_pages.Arena.fill
+    monkeypatch.setattr(huge_pages.Arena, "fill", fill)
+    monkeypatch.setattr(huge_pages, "_HUGE_PAGE", 1)
+    before = {name: np.array(array) for name, array in changed.items()}
+    llm.update_weights(changed)
+    # The trainer's own arrays came to be copied, and the engine has none of them.
+    assert filled == [where(changed)]
+    assert not set(where(llm.params).values()) & set(where(changed).values())
+    for name, array in changed.items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 def test_without_a_copy_the_arrays_are_shared(llm, changed):

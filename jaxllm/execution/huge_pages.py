@@ -6,7 +6,10 @@ whose page tables are themselves looked up in others. Figures are in docs/cpu_ke
 """
 
 import logging
+import math
 import mmap
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,37 +23,47 @@ _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
 
 
-def in_huge_pages(params: Params) -> Params:
-    """The same parameters in one piece of memory that the kernel is asked to back by huge pages
-    (Linux, transparent huge pages set to `madvise` or `always`).
+class Arena:
+    """One piece of memory for all parameters, which the kernel is asked to back by huge pages."""
 
-    `params` is emptied on the way, so that each array can be let go of once it is copied. Where
-    there is nothing to gain or it cannot be done (other devices, several of them, less than a huge
-    page, another system) the arrays come back as they are.
+    def __init__(self, memory: np.ndarray, device: jax.Device):
+        self._memory = memory
+        self._device = device
+
+    def fill(self, params: Params) -> Params:
+        """Copies of `params` in this memory; nothing is shared with them.
+
+        `params` is emptied on the way, so that each array can be let go of once it is copied.
+
+        Args:
+          params: of the shapes and dtypes that the arena was made for.
+        """
+        placed: Params = {}
+        start = 0
+        for name in list(params):
+            source = np.asarray(params.pop(name))
+            end = start + source.nbytes
+            place = self._memory[start:end].view(source.dtype).reshape(source.shape)
+            np.copyto(place, source)
+            placed[name] = jax.device_put(place, self._device)
+            start += _padded(source.nbytes)
+        return placed
+
+
+def arena_for(params: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> Arena | None:
+    """Memory for parameters of these shapes, dtypes and shardings (Linux, transparent huge pages
+    set to `madvise` or `always`).
+
+    None where there is nothing to gain or it cannot be done: other devices, several of them, less
+    than a huge page, another system. Memory that is not filled costs none.
     """
-    arena = _arena(params)
-    if arena is None:
-        return params
-    [device] = next(iter(params.values())).devices()
-    placed: Params = {}
-    start = 0
-    for name in list(params):
-        source = np.asarray(params.pop(name))
-        place = arena[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
-        np.copyto(place, source)
-        placed[name] = jax.device_put(place, device)
-        start += _padded(source.nbytes)
-    return placed
-
-
-def _arena(params: Params) -> np.ndarray | None:
-    """Bytes for all parameters, or None where they should stay where they are."""
-    devices = {device for array in params.values() for device in array.devices()}
-    size = sum(_padded(array.nbytes) for array in params.values())
+    devices: set[Any] = {d for leaf in params.values() for d in _sharding(leaf).device_set}
+    size = sum(_padded(math.prod(leaf.shape) * leaf.dtype.itemsize) for leaf in params.values())
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None or len(devices) != 1 or size < _HUGE_PAGE:
         return None
-    if next(iter(devices)).platform != "cpu":
+    [device] = devices
+    if device.platform != "cpu":
         return None
     memory = mmap.mmap(-1, size)
     try:
@@ -58,7 +71,22 @@ def _arena(params: Params) -> np.ndarray | None:
     except OSError as error:
         logger.debug("no huge pages for the weights: %s", error)
         return None
-    return np.frombuffer(memory, np.uint8)
+    return Arena(np.frombuffer(memory, np.uint8), device)
+
+
+def in_huge_pages(params: Params) -> Params:
+    """The same parameters in an arena, if there is one for them; else they come back as they are.
+
+    `params` is emptied where they are copied.
+    """
+    arena = arena_for(params)
+    return params if arena is None else arena.fill(params)
+
+
+def _sharding(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
+    if leaf.sharding is None:
+        raise ValueError(f"{leaf}: no sharding")
+    return leaf.sharding
 
 
 def _padded(size: int) -> int:
