@@ -15,7 +15,8 @@ constexpr int kTileRows = 96;     // query rows (token x head of the group) in o
 constexpr int kBlockTokens = 64;  // context tokens per softmax step; starts at multiples of itself
 constexpr int kSplitTokens = 512; // context tokens per partial result; starts at multiples of itself
 constexpr int kMaxHeadDim = 512;
-constexpr int kLinearColumns = 16;
+constexpr int kLinearColumns = 16;  // of one call, and rows: what a call's sums take is on the stack
+constexpr int kLinearRows = 192;
 
 // Paged attention over a pool [P, K, B, D]. Strides are in elements.
 struct AttentionArgs {
@@ -69,7 +70,7 @@ struct Kernels {
   // `scale` [rows] is written for int8 weights only.
   void (*pack_rows)(const void* x, Dtype x_dtype, int64_t rows, int64_t k, int64_t k_padded,
                     Dtype w_dtype, void* packed, float* scale);
-  // Columns [n0, n1) of the product; n1 - n0 <= kLinearColumns.
+  // Columns [n0, n1) of the product; n1 - n0 <= kLinearColumns and m <= kLinearRows.
   void (*linear)(const LinearArgs&, int64_t n0, int64_t n1);
 };
 

@@ -83,30 +83,40 @@ INLINE void dot_tile(const X* x, int64_t stride, const T* const* w, int64_t dept
   }
 }
 
+// Sums of up to kLinearRows rows, before they are scaled and stored.
+typedef float Sums[kLinearRows][kLinearColumns];
+
 template <int R, int C, class Sum>
-INLINE void write_tile(const LinearArgs& a, int64_t row, int64_t column, Sum (&acc)[R][C]) {
+INLINE void write_tile(Sum (&acc)[R][C], int row, int column, Sums& sums) {
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c += 4) {
-      float sums[W < 4 ? 4 : W];
       const Sum* s = &acc[r][c];
-      *(v4f*)sums = sum4(to_f32(s[0]), to_f32(s[1]), to_f32(s[2]), to_f32(s[3]));
-      const int valid = (int)min_of<int64_t>(4, a.n - column - c);
-      if (a.w_scale)
-        for (int i = 0; i < valid; i++)
-          sums[i] *= a.x_scale[row + r] * a.w_scale[column + c + i];
-      const int64_t at = (row + r) * a.n + column + c;
-      if (a.out_dtype == F32) {
-        if (valid == 4) *(v4f*)((float*)a.out + at) = *(v4f*)sums;
-        else
-          for (int i = 0; i < valid; i++) ((float*)a.out)[at + i] = sums[i];
-      } else {
-        for (int i = 4; i < W; i++) sums[i] = 0;
-        uint16_t narrow[W < 4 ? 4 : W];
-        if (a.out_dtype == BF16) store((bf16*)narrow, load(sums));
-        else store((f16*)narrow, load(sums));
-        for (int i = 0; i < valid; i++) ((uint16_t*)a.out)[at + i] = narrow[i];
-      }
+      *(v4f*)&sums[row + r][column + c] =
+          sum4(to_f32(s[0]), to_f32(s[1]), to_f32(s[2]), to_f32(s[3]));
     }
+}
+
+template <class T> INLINE void store_row(const float* sums, T* out, int n) {
+  int i = 0;
+  for (; i + W <= n; i += W) store(out + i, load(sums + i));
+  if (i < n) {
+    T rest[W];
+    store(rest, load(sums + i));
+    memcpy((void*)(out + i), (const void*)rest, sizeof(T) * (n - i));
+  }
+}
+
+// Columns [n0, n1) of the result from their sums.
+INLINE void write_columns(const LinearArgs& a, int64_t n0, int64_t n1, Sums& sums) {
+  const int n = (int)(n1 - n0);
+  for (int64_t row = 0; row < a.m; row++) {
+    if (a.w_scale)
+      for (int i = 0; i < n; i++) sums[row][i] *= a.x_scale[row] * a.w_scale[n0 + i];
+    const int64_t at = row * a.n + n0;
+    if (a.out_dtype == F32) store_row(sums[row], (float*)a.out + at, n);
+    else if (a.out_dtype == BF16) store_row(sums[row], (bf16*)a.out + at, n);
+    else store_row(sums[row], (f16*)a.out + at, n);
+  }
 }
 
 // Rows of w from `column` on; past the last row of w the last one again.
@@ -125,8 +135,8 @@ INLINE void weight_tail(const LinearArgs& a, const T* const* rows, T (*tail)[kGr
 }
 
 template <class X, int R, int C, class T>
-INLINE void tile(const LinearArgs& a, int64_t row, int64_t column, const T* const* rows,
-                 bool fetch) {
+INLINE void tile(const LinearArgs& a, int64_t row, int column, const T* const* rows, bool fetch,
+                 Sums& sums) {
   const int64_t whole = a.k / kGroup * kGroup;
   const X* x = (const X*)a.x + row * a.k_padded;
   typename SumOf<X>::type acc[R][C];
@@ -141,33 +151,36 @@ INLINE void tile(const LinearArgs& a, int64_t row, int64_t column, const T* cons
     for (int c = 0; c < C; c++) tails[c] = tail[c];
     dot_tile<false>(x + whole, a.k_padded, tails, kGroup, acc);
   }
-  write_tile<R, C>(a, row, column, acc);
+  write_tile(acc, (int)row, column, sums);
 }
 
-// Up to kRowBlock rows of x from row0 on, with the four rows of w that start at `column`.
+// Up to kRowBlock rows of x from row0 on, with four rows of w: the sums from `column` on.
 template <class X, class T>
-INLINE void row_groups(const LinearArgs& a, int64_t row0, int64_t column, const T* const* rows,
-                       bool fetch) {
+INLINE void row_groups(const LinearArgs& a, int64_t row0, int column, const T* const* rows,
+                       bool fetch, Sums& sums) {
   for_row_groups((int)min_of<int64_t>(kRowBlock, a.m - row0),
                  [&](auto size, int row) __attribute__((always_inline)) {
                    constexpr int R = decltype(size)::value;
-                   tile<X, R, 4, T>(a, row0 + row, column, rows, fetch && row == 0);
+                   tile<X, R, 4, T>(a, row0 + row, column, rows, fetch && row == 0, sums);
                  });
 }
 
 template <class X, class T>
 static void columns(const LinearArgs& a, int64_t n0, int64_t n1) {
+  Sums sums;
   for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock)
     for (int64_t n = n0; n < n1; n += 4) {
       const T* rows[4];
       weight_rows<4>(a, n, rows);
-      row_groups<X>(a, row0, n, rows, row0 == 0);
+      row_groups<X>(a, row0, (int)(n - n0), rows, row0 == 0, sums);
     }
+  write_columns(a, n0, n1, sums);
 }
 
 // int8 with more rows of x than a register tile has: four rows of w become int16 in the first cache,
 // once for all rows of x.
 static void columns_widened(const LinearArgs& a, int64_t n0, int64_t n1) {
+  Sums sums;
   alignas(64) i16 wide[4][kMaxWidened];
   const int64_t whole = a.k / kGroup * kGroup;
   for (int64_t n = n0; n < n1; n += 4) {
@@ -181,13 +194,23 @@ static void columns_widened(const LinearArgs& a, int64_t n0, int64_t n1) {
       wide_rows[c] = wide[c];
     }
     for (int64_t row0 = 0; row0 < a.m; row0 += kRowBlock)
-      row_groups<i16>(a, row0, n, wide_rows, false);
+      row_groups<i16>(a, row0, (int)(n - n0), wide_rows, false, sums);
   }
+  write_columns(a, n0, n1, sums);
 }
 
 static int64_t linear_k_padded(int64_t k, Dtype) { return (k + kGroup - 1) / kGroup * kGroup; }
 INLINE bool packs_bf16(Dtype w_dtype) { return kHasBf16Dot && w_dtype == BF16; }
 static int64_t packed_bytes(Dtype w_dtype) { return packs_bf16(w_dtype) || w_dtype == I8 ? 2 : 4; }
+
+// 2 W values as f32 in the order in which the halves of bf16 weights come.
+INLINE void store_pairs(const bf16* x, float* dst) { widen(x, kGroup, dst); }
+template <class T> INLINE void store_pairs(const T* x, float* dst) {
+  float plain[kGroup];
+  store(plain, load(x));
+  store(plain + W, load(x + W));
+  for (int j = 0; j < W; j++) dst[j] = plain[2 * j], dst[j + W] = plain[2 * j + 1];
+}
 
 template <class T>
 INLINE void pack_row(const T* x, int64_t k, int64_t k_padded, Dtype w_dtype, char* packed) {
@@ -200,18 +223,13 @@ INLINE void pack_row(const T* x, int64_t k, int64_t k_padded, Dtype w_dtype, cha
       memcpy((void*)tail, (const void*)src, sizeof(T) * (k - i));
       src = tail;
     }
-    float plain[kGroup];
-    store(plain, load(src));
-    store(plain + W, load(src + W));
-    if (packs_bf16(w_dtype)) {
-      for (int j = 0; j < kGroup; j += W) store((bf16*)packed + i + j, load(plain + j));
-      continue;
-    }
     float* dst = (float*)packed + i;
-    if (pairs) {
-      for (int j = 0; j < W; j++) dst[j] = plain[2 * j], dst[j + W] = plain[2 * j + 1];
+    if (packs_bf16(w_dtype)) {
+      for (int j = 0; j < kGroup; j += W) store((bf16*)packed + i + j, load(src + j));
+    } else if (pairs) {
+      store_pairs(src, dst);
     } else {
-      memcpy(dst, plain, sizeof plain);
+      for (int j = 0; j < kGroup; j += W) store(dst + j, load(src + j));
     }
   }
 }
