@@ -351,25 +351,24 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   }
   // Blocks of rows one after the other, so that a block of x stays in the caches while the columns
   // go by: all of x in turn for each few columns would come from memory again and again.
-  constexpr int64_t kRowsPerBlock = 192;
-  const int64_t blocks = (a.m + kRowsPerBlock - 1) / kRowsPerBlock;
+  const int64_t blocks = (a.m + kLinearRows - 1) / kLinearRows;
   const int64_t columns = (a.n + kLinearColumns - 1) / kLinearColumns;
   // Cost in multiply-adds; reading a weight costs as much as four. Below some 30 us waking a thread
   // does not pay; above, a thread should find a few claims, and a claim be worth taking.
   constexpr int64_t kWorthSharing = 1 << 20, kWorthClaiming = 1 << 18;
   const int64_t threads = std::max<int64_t>(1, pool.num_threads());
-  const int64_t rows = std::max<int64_t>(4, std::min(a.m, kRowsPerBlock));
+  const int64_t rows = std::max<int64_t>(4, std::min<int64_t>(a.m, kLinearRows));
   const int64_t cost = columns * kLinearColumns * a.k * rows;
   const int64_t claims = cost < kWorthSharing ? 1 : std::min(cost / kWorthClaiming, 16 * threads);
   const int64_t per_claim = (columns + claims - 1) / claims;
   const int64_t per_block = (columns + per_claim - 1) / per_claim;
   parallel_for(pool, blocks * per_block, [&](int64_t i) {
-    const int64_t first = i / per_block * kRowsPerBlock, claim = i % per_block;
+    const int64_t first = i / per_block * kLinearRows, claim = i % per_block;
     LinearArgs block = a;
     block.x = (const char*)a.x + first * a.k_padded * bytes_of_x;
     block.x_scale = a.x_scale ? a.x_scale + first : nullptr;
     block.out = (char*)a.out + first * a.n * bytes_of(a.out_dtype);
-    block.m = std::min(kRowsPerBlock, a.m - first);
+    block.m = std::min<int64_t>(kLinearRows, a.m - first);
     for (int64_t c = claim * per_claim; c < std::min(columns, (claim + 1) * per_claim); c++)
       kernels.linear(block, c * kLinearColumns, std::min(a.n, (c + 1) * kLinearColumns));
   });

@@ -15,7 +15,8 @@ constexpr int kTileRows = 96;     // query rows (token x head of the group) in o
 constexpr int kBlockTokens = 64;  // context tokens per softmax step; starts at multiples of itself
 constexpr int kSplitTokens = 512; // context tokens per partial result; starts at multiples of itself
 constexpr int kMaxHeadDim = 512;
-constexpr int kLinearColumns = 16;  // of one call, and rows: what a call's sums take is on the stack
+// Of one call of `linear`, whose sums are on the stack.
+constexpr int kLinearColumns = 16;
 constexpr int kLinearRows = 192;
 
 // Paged attention over a pool [P, K, B, D]. Strides are in elements.
