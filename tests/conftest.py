@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tensor-parallel tests need several devices; the fake ones share the cores.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -15,3 +17,34 @@ if AOT.is_dir():
     os.environ["PYTHONPATH"] = os.pathsep.join(
         part for part in (os.environ.get("PYTHONPATH"), str(AOT)) if part
     )
+
+# The files that take longest, the longest first (CPU seconds on two cores with AVX2: 260 to 30). A
+# worker takes a whole file at a time; one of these taken last would leave the other workers idle.
+LONGEST = (
+    "pallas_kernels/test_aot.py",
+    "pallas_kernels/test_grid.py",
+    "test_smollm2.py",
+    "notebooks/test_notebooks.py",
+    "execution/test_step.py",
+    "serving/bench/test_commands.py",
+    "serving/test_grpc_weights.py",
+    "serving/test_lifecycle.py",
+    "test_batch_invariance.py",
+    "test_llm.py",
+    "test_fuzz.py",
+    "serving/test_tracing.py",
+    "serving/test_sleep.py",
+    "planning/test_activation.py",
+    "test_weights.py",
+)
+_ORDER = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest-xdist would begin with the files that have most tests: those with few, long ones last.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _ORDER.get(item.path, len(_ORDER)))

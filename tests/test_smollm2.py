@@ -23,6 +23,8 @@ pytestmark = [
 
 GOLDEN = json.loads((Path(__file__).parent / "golden/data/smollm2_greedy.json").read_text())
 PROMPTS = GOLDEN["prompts"]
+# SQL, Chinese, numbers and the longest prompt among them, for what runs the model once more.
+SOME = PROMPTS[2::4]
 PARAMS = SamplingParams(temperature=0, max_tokens=GOLDEN["max_tokens"])
 
 
@@ -55,30 +57,27 @@ def check(engine: LLM, recorded: list[dict]) -> None:
 
 
 def test_alone(llm):
-    for entry in PROMPTS[::4]:
+    for entry in PROMPTS[::7]:
         check(llm, [entry])
 
 
-def test_in_one_batch_in_small_chunks(llm):
+def test_in_one_batch_in_small_chunks_and_from_a_warm_prefix_cache(llm):
     llm.reset_prefix_cache()
     check(llm, PROMPTS)
-
-
-def test_with_a_warm_prefix_cache(llm):
-    check(llm, PROMPTS)
     hits = llm._engine.core.scheduler.stats.prefix_hits
-    check(llm, PROMPTS)
-    assert llm._engine.core.scheduler.stats.prefix_hits > hits + 900
+    check(llm, SOME)
+    assert llm._engine.core.scheduler.stats.prefix_hits > hits + 600
 
 
 def test_asynchronously_with_preemption():
+    # The longest prompt alone needs 44 of the blocks.
     engine = start(num_blocks=48, block_size=16, async_scheduling=True)
-    check(engine, PROMPTS)
+    check(engine, SOME)
     assert engine._engine.core.scheduler.stats.num_preemptions > 0
 
 
 def test_sharded_over_three_devices():
-    check(start(tensor_parallel_size=3), PROMPTS)
+    check(start(tensor_parallel_size=3), SOME)
 
 
 def test_text_prompts_and_chats_become_the_recorded_ids(llm):

@@ -56,7 +56,7 @@ def test_every_option_at_once(attend):
 
 
 def test_a_spill_is_seen(monkeypatch):
-    tile = tuning.TritonTile(64, 128, warps=1, stages=1)
+    tile = tuning.TritonTile(16, 64, warps=1, stages=1)
     monkeypatch.setattr(tuning, "triton_tile", lambda *a: tile)
     call = functools.partial(triton.attend, scale=0.1, decode=True, kv_dtype=jnp.dtype("bfloat16"))
     arguments = operands(128, "bfloat16", tokens=4, requests=4)
@@ -64,8 +64,7 @@ def test_a_spill_is_seen(monkeypatch):
     assert next(k for k in kernels if k.name == "paged_attention_decode").spills > 0
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize(("name", "devices"), [("mosaic", 2), ("mosaic", 8), ("triton", 4)])
 def test_tensor_parallel(name, devices):
     """The cache write and attention of one layer inside shard_map, pools donated, output summed
     over devices.
