@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+import jaxllm
+import pallas_kernels
 from jaxllm.checkpoints.load import load_params
 from jaxllm.checkpoints.resolve import Checkpoint, checkpoint_dtype, resolve
 from jaxllm.config import EngineConfig
@@ -17,23 +19,25 @@ from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import SchedulerConfig
 from jaxllm.errors import ConfigError
 from jaxllm.execution.compilation import default_cache_dir, enable_persistent_cache
+from jaxllm.execution.fingerprint import changed_since_start, fingerprint, hash_sources
 from jaxllm.execution.gradients import causal_attend, differentiable_ops
 from jaxllm.execution.huge_pages import in_huge_pages
 from jaxllm.execution.invariance import check_batch_invariance
 from jaxllm.execution.mesh import HeadLayout, make_mesh
 from jaxllm.execution.ops import choose_ops, product_impl
 from jaxllm.execution.parameters import FunctionalModel
+from jaxllm.execution.program_store import ProgramStore
 from jaxllm.execution.quantization import prepare
 from jaxllm.execution.runner import Runner
 from jaxllm.execution.step import AttentionPlan
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.registry import find_family
+from jaxllm.models.registry import ModelFamily, find_family
 from jaxllm.sampling_params import sampling_defaults
 from jaxllm.sizing import default_limits, size_engine
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
 from pallas_kernels.paged_attention.contract import Case
 from pallas_kernels.paged_attention.pool import pool_dtype
-from pallas_kernels.paged_attention.registry import select_impl
+from pallas_kernels.paged_attention.registry import get_implementation, select_impl
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +74,8 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     """
     began = time.monotonic()
     cache_dir = config.compilation_cache_dir
-    enable_persistent_cache(Path(cache_dir) if cache_dir else default_cache_dir())
+    cache_folder = Path(cache_dir) if cache_dir else default_cache_dir()
+    enable_persistent_cache(cache_folder)
     checkpoint = resolve(
         config.model,
         revision=config.revision,
@@ -99,7 +104,8 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     )
     params = in_huge_pages(prepare(params, model))
     loaded = time.monotonic()
-    runner = Runner(model, params, plan, runner_config)
+    store = _program_store(cache_folder, family, plan)
+    runner = Runner(model, params, plan, runner_config, store)
     if config.batch_invariant:
         check_batch_invariance(runner)
     scheduler_config = SchedulerConfig(
@@ -137,6 +143,26 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
         eos_token_ids=_eos_token_ids(checkpoint, tokenizer),
         generation_config=_defaults(config, checkpoint),
     )
+
+
+def _program_store(
+    cache_folder: Path, family: ModelFamily, plan: AttentionPlan
+) -> ProgramStore | None:
+    """Where this model's programs are kept whole, or None where their key could not be trusted.
+
+    The key covers the sources of these packages, so all that makes a program must be theirs. On
+    accelerators code is only loaded after what it calls was imported by tracing, so there JAX's
+    own cache serves alone.
+    """
+    attend = get_implementation(plan.impl).attend
+    own = family.module.__module__.startswith("jaxllm.")
+    own = own and getattr(attend, "__module__", "").startswith("pallas_kernels.")
+    devices = list(plan.mesh.devices.flat)
+    packages = [Path(module.__path__[0]) for module in (jaxllm, pallas_kernels)]
+    if not own or devices[0].platform != "cpu" or changed_since_start(packages):
+        return None
+    sources = " ".join(hash_sources(package) for package in packages)
+    return ProgramStore(cache_folder / "programs", sources, fingerprint(devices))
 
 
 def training_model(engine: Engine) -> FunctionalModel:

@@ -22,31 +22,55 @@ _CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 @dataclasses.dataclass(slots=True)
 class CompileCounts:
-    """Programs handed to the backend since the process began, and how many the cache had."""
+    """Programs since the process began.
+
+    Attributes:
+      requested: handed to the backend.
+      cache_hits: how many of those JAX's cache had.
+      loaded: read from a `ProgramStore`, so that nothing was handed to the backend.
+    """
 
     requested: int = 0
     cache_hits: int = 0
+    loaded: int = 0
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+    _here: threading.local = dataclasses.field(default_factory=threading.local, repr=False)
 
     @property
     def compiled(self) -> int:
         return self.requested - self.cache_hits
+
+    @property
+    def cached(self) -> int:
+        """Programs that were on disk, as code or whole."""
+        return self.cache_hits + self.loaded
+
+    def add(self, requested: int = 0, cache_hits: int = 0, loaded: int = 0) -> None:
+        """Counts more; threads may call it at once."""
+        with self._lock:
+            self.requested += requested
+            self.cache_hits += cache_hits
+            self.loaded += loaded
+        self._here.hits = self.cache_hits_here + cache_hits
+
+    @property
+    def cache_hits_here(self) -> int:
+        """cache_hits of the calling thread; JAX compiles in the thread that asks for it."""
+        return getattr(self._here, "hits", 0)
 
 
 @functools.cache
 def compile_counts() -> CompileCounts:
     """The process's counter; counting starts with the first call."""
     counts = CompileCounts()
-    lock = threading.Lock()
 
     def on_duration(event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == _COMPILE_EVENT:
-            with lock:
-                counts.requested += 1
+            counts.add(requested=1)
 
     def on_event(event: str, **kwargs: Any) -> None:
         if event == _CACHE_HIT_EVENT:
-            with lock:
-                counts.cache_hits += 1
+            counts.add(cache_hits=1)
 
     jax.monitoring.register_event_duration_secs_listener(on_duration)
     jax.monitoring.register_event_listener(on_event)
@@ -59,7 +83,7 @@ def default_cache_dir() -> Path:
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "jaxllm" / "xla"
+    return Path(base) / "jaxllm" / "compiled"
 
 
 def enable_persistent_cache(directory: Path) -> None:
@@ -76,7 +100,7 @@ def compile_all(
     """Runs compile jobs in threads; returns key -> executable, and logs time and cache hits."""
     jobs = list(jobs)
     counts = compile_counts()
-    requested, hits = counts.requested, counts.cache_hits
+    compiled, cached = counts.compiled, counts.cached
     began = time.monotonic()
     with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2))) as threads:
         futures = {key: threads.submit(job) for key, job in jobs}
@@ -90,7 +114,7 @@ def compile_all(
         "%d programs ready in %.1f s: %d compiled, %d from the cache",
         len(jobs),
         time.monotonic() - began,
-        counts.requested - requested - (counts.cache_hits - hits),
-        counts.cache_hits - hits,
+        counts.compiled - compiled,
+        counts.cached - cached,
     )
     return programs

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxllm.execution.batch import GREEDY, NEEDS, BatchLayout
 from jaxllm.execution.buckets import coarse_buckets, decode_buckets, find_bucket, token_buckets
 from jaxllm.execution.compilation import compile_all
+from jaxllm.execution.fingerprint import without_addresses
 from jaxllm.execution.logit_edits import (
     ENTRY_FIELDS,
     ROW_FIELDS,
@@ -22,6 +24,8 @@ from jaxllm.execution.logit_edits import (
 )
 from jaxllm.execution.mesh import TENSOR_AXIS, replicated
 from jaxllm.execution.parameters import FunctionalModel
+from jaxllm.execution.program import Program
+from jaxllm.execution.program_store import ProgramStore
 from jaxllm.execution.step import (
     AttentionPlan,
     forward,
@@ -84,12 +88,20 @@ class Programs:
 
     Args:
       model, plan, config: what fixes the shapes.
+      store: where executables are kept from one start to the next; None keeps none.
     """
 
-    def __init__(self, model: FunctionalModel, plan: AttentionPlan, config: RunnerConfig):
+    def __init__(
+        self,
+        model: FunctionalModel,
+        plan: AttentionPlan,
+        config: RunnerConfig,
+        store: ProgramStore | None = None,
+    ):
         self.model = model
         self.plan = plan
         self.config = config
+        self._store = store
         self.mesh: Mesh = plan.mesh
         self.replicated = replicated(self.mesh)
         self.pool_sharding = NamedSharding(self.mesh, pool_spec(TENSOR_AXIS))
@@ -140,10 +152,22 @@ class Programs:
         return keys
 
     def compile(self, key: ProgramKey) -> jax.stages.Compiled:
-        """Lowers and compiles one program from abstract shapes."""
-        compiled = getattr(self, f"_lower_{key.kind}")(key).compile()
-        logger.debug("program %s: %s", key, compiled.memory_analysis())
+        """Compiles one program from abstract shapes, or finds it in the store."""
+        program: Program = getattr(self, f"_define_{key.kind}")(key)
+        if self._store is None:
+            compiled = program.lower().compile()
+        else:
+            compiled = self._store.compile(f"{key} of {self._description}", program)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("program %s: %s", key, compiled.memory_analysis())
         return compiled
+
+    @functools.cached_property
+    def _description(self) -> str:
+        """A hash of all that the programs' functions hold besides their arguments."""
+        shaping = dataclasses.replace(self.config, progress=False, enforce_eager=False)
+        parts = (self.model, self.plan, shaping)
+        return hashlib.sha256(without_addresses(repr(parts)).encode()).hexdigest()
 
     def forward_key(self, num_tokens: int, is_decode: bool) -> ProgramKey:
         """The forward program for a step of so many tokens."""
@@ -188,10 +212,10 @@ class Programs:
     def _slots(self) -> jax.ShapeDtypeStruct:
         return self._ints(self.config.max_num_seqs + 1)
 
-    def _jit(self, function: Any, **options: Any) -> Any:
-        return jax.jit(function, out_shardings=self.replicated, **options)
+    def _program(self, function: Any, *arguments: Any, donated: tuple[int, ...] = ()) -> Program:
+        return Program(function, arguments, self.replicated, donated)
 
-    def _lower_forward(self, key: ProgramKey) -> jax.stages.Lowered:
+    def _define_forward(self, key: ProgramKey) -> Program:
         layout, config, model = self.layout(key), self.config, self.model.config
         shape = pool_shape(
             config.num_blocks, self.plan.heads.num_kv_heads, config.block_size, model.head_dim
@@ -200,47 +224,45 @@ class Programs:
         pools = [self._abstract(shape, dtype, self.pool_sharding)] * model.num_layers
         shardings = [self.pool_sharding] * model.num_layers
         whole = self.replicated
-        jitted = jax.jit(
-            functools.partial(forward, self.model, self.plan, layout, bool(key.variant)),
-            donate_argnums=(1, 2),
-            out_shardings=(whole, whole, whole, shardings, shardings),
-        )
         packed = self._ints(layout.size)
-        return jitted.lower(self.model.abstract, pools, pools, self._slots, packed)
+        return Program(
+            functools.partial(forward, self.model, self.plan, layout, bool(key.variant)),
+            (self.model.abstract, pools, pools, self._slots, packed),
+            out_shardings=(whole, whole, whole, shardings, shardings),
+            donated=(1, 2),
+        )
 
-    def _lower_logits(self, key: ProgramKey) -> jax.stages.Lowered:
+    def _define_logits(self, key: ProgramKey) -> Program:
         head = {name: self.model.abstract[name] for name in self.model.head_names}
-        jitted = self._jit(functools.partial(head_logits, self.model, key.size))
-        return jitted.lower(head, self._hidden(self.config.max_num_seqs))
+        function = functools.partial(head_logits, self.model, key.size)
+        return self._program(function, head, self._hidden(self.config.max_num_seqs))
 
-    def _lower_mask(self, key: ProgramKey) -> jax.stages.Lowered:
+    def _define_mask(self, key: ProgramKey) -> Program:
         words = mask_words(self.model.config.vocab_size)
-        return self._jit(apply_mask).lower(self._logits(key.size), self._ints(key.size, words))
+        return self._program(apply_mask, self._logits(key.size), self._ints(key.size, words))
 
-    def _lower_edit(self, key: ProgramKey) -> jax.stages.Lowered:
+    def _define_edit(self, key: ProgramKey) -> Program:
         packed = self._ints(ENTRY_FIELDS * key.variant + ROW_FIELDS * key.size)
-        jitted = self._jit(functools.partial(apply_entries, key.variant))
-        return jitted.lower(self._logits(key.size), packed)
+        function = functools.partial(apply_entries, key.variant)
+        return self._program(function, self._logits(key.size), packed)
 
-    def _lower_sample(self, key: ProgramKey) -> jax.stages.Lowered:
+    def _define_sample(self, key: ProgramKey) -> Program:
         function = functools.partial(sample_rows, key.size, self.config.max_num_seqs, key.variant)
-        jitted = self._jit(function, donate_argnums=2)
-        return jitted.lower(self._logits(key.size), self._sampling, self._slots)
+        return self._program(
+            function, self._logits(key.size), self._sampling, self._slots, donated=(2,)
+        )
 
-    def _lower_logprobs(self, key: ProgramKey) -> jax.stages.Lowered:
+    def _define_logprobs(self, key: ProgramKey) -> Program:
         config = self.config
         num_top = None if key.variant else min(config.max_logprobs, self.model.config.vocab_size)
-        jitted = self._jit(
-            functools.partial(
-                sampled_logprobs, num_top, config.processed_logprobs, config.max_num_seqs
-            )
+        function = functools.partial(
+            sampled_logprobs, num_top, config.processed_logprobs, config.max_num_seqs
         )
         rows = key.size
-        return jitted.lower(
-            self._logits(rows), self._ints(rows), self._floats(rows), self._sampling
+        return self._program(
+            function, self._logits(rows), self._ints(rows), self._floats(rows), self._sampling
         )
 
-    def _lower_rows(self, key: ProgramKey) -> jax.stages.Lowered:
-        return self._jit(take_rows).lower(
-            self._hidden(key.size), self._ints(self.config.max_num_seqs)
-        )
+    def _define_rows(self, key: ProgramKey) -> Program:
+        rows = self._ints(self.config.max_num_seqs)
+        return self._program(take_rows, self._hidden(key.size), rows)

@@ -11,6 +11,7 @@ from jaxllm.engine.step_plan import LogprobRows, StepPlan, StepResult
 from jaxllm.execution.batch import GREEDY, BatchPacker
 from jaxllm.execution.logit_edits import pack_edits
 from jaxllm.execution.parameters import FunctionalModel, Params
+from jaxllm.execution.program_store import ProgramStore
 from jaxllm.execution.programs import ProgramKey, Programs, RunnerConfig
 from jaxllm.execution.step import AttentionPlan, Pools
 from pallas_kernels.paged_attention.pool import allocate_pool
@@ -57,11 +58,16 @@ class Runner:
     """Packs plans, runs the programs of their buckets, and keeps the pools."""
 
     def __init__(
-        self, model: FunctionalModel, params: Params, plan: AttentionPlan, config: RunnerConfig
+        self,
+        model: FunctionalModel,
+        params: Params,
+        plan: AttentionPlan,
+        config: RunnerConfig,
+        store: ProgramStore | None = None,
     ):
         self.model = model
         self.config = config
-        self.programs = Programs(model, plan, config)
+        self.programs = Programs(model, plan, config, store)
         self._packer = BatchPacker(
             config.max_num_seqs,
             self.programs.table_width,
