@@ -1,6 +1,6 @@
 """Compiled programs on disk, found without tracing the function they were made of.
 
-JAX's own cache has the compiled code of a program under a hash of its lowered form, so a start that
+JAX's own cache has the code of a program under a hash of its lowered form, so a start that
 finds everything there still traces and lowers it all in Python. Here the first key is a hash of
 what tracing would depend on. The second is one of the lowered form: when the sources have changed,
 what they lower to often has not.

@@ -11,6 +11,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxllm import LLM, SamplingParams
 from jaxllm.execution import executable_bytes, program_store
 from jaxllm.execution.compilation import compile_counts, enable_persistent_cache
 from jaxllm.execution.fingerprint import fingerprint, hash_sources, without_addresses
@@ -317,3 +318,32 @@ def test_the_hash_of_sources_follows_names_and_contents_of_code(tmp_path):
 def test_functions_are_described_by_name():
     text = without_addresses(repr([functools.partial(linear, impl="ffi")]))
     assert text == "[functools.partial(<function linear>, impl='ffi')]"
+
+
+def test_a_model_starts_again_without_tracing(tmp_path):
+    model = str(Path(__file__).parent.parent / "golden/data/qwen3")
+    settings = {
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+        "kv_cache_memory": "1MiB",
+        "compilation_cache_dir": str(tmp_path),
+    }
+    params = [SamplingParams(temperature=t, top_p=0.9, max_tokens=4, seed=3) for t in (0, 1)]
+    prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
+
+    def outputs() -> tuple[list[list[int]], LLM]:
+        llm = LLM(model, progress=False, **settings)
+        found = llm.generate(prompts, params, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in found], llm
+
+    first, _ = outputs()
+    jax.clear_caches()
+    compilation_cache.reset_cache()
+    loaded = compile_counts().loaded
+    second, llm = outputs()
+    assert second == first
+    programs = llm._engine.runner.programs
+    assert compile_counts().loaded - loaded == len(programs.items()) > 2
