@@ -45,12 +45,21 @@ struct i8 { int8_t bits; };
 struct i16 { int16_t bits; };
 
 template <int N> struct Int { static constexpr int value = N; };
+template <class T> struct Type { using type = T; };
 template <class T> INLINE T min_of(T a, T b) { return a < b ? a : b; }
 template <class T> INLINE T max_of(T a, T b) { return a > b ? a : b; }
 
 INLINE vf splat(float x) { return x - (vf){}; }
 INLINE vi splat_bits(int32_t x) { return x - (vi){}; }
-INLINE vf max_of(vf a, vf b) { return a > b ? a : b; }
+INLINE vf max_of(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 INLINE vf fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
@@ -196,7 +205,7 @@ INLINE vf upper_halves(vi x) {
 }
 
 // One half (0 or 1) of 2 W values. bf16 comes as even and odd elements: a shift or a mask in place
-// of a widening. Whatever meets it must be in the same order (see `paired` below).
+// of a widening. Whatever meets it must be in the same order (see `pair` below).
 template <int half, class T> INLINE vf load_half(const T* p) { return load(p + half * W); }
 template <int half> INLINE vf load_half(const bf16* p) {
   vi x = *(const vi*)p;
@@ -257,23 +266,28 @@ INLINE void store(i8* p, vf v) {
 
 // ---- functions
 
-// exp(x) for x <= 0, relative error below 3e-7; below -87.3 as at -87.3.
+// x becomes exp(x), for x <= 0: relative error below 3e-7; below -87.3 as at -87.3. The steps of
+// several vectors alternate, because one waits for another for longer than processors look ahead.
+template <int N> INLINE void exponentiate(vf (&x)[N]) {
+  const vf round = splat(12582912.f);  // 1.5 x 2^23: what is added becomes an integer
+  vf t[N], p[N], z[N];
+  for (int i = 0; i < N; i++) x[i] = max_of(x[i], splat(-87.3f));
+  for (int i = 0; i < N; i++) t[i] = fma(x[i], splat(1.44269504f), round);
+  for (int i = 0; i < N; i++) z[i] = t[i] - round;
+  for (int i = 0; i < N; i++) x[i] = fma(z[i], splat(-0.693359375f), x[i]);
+  for (int i = 0; i < N; i++) x[i] = fma(z[i], splat(2.12194440e-4f), x[i]);
+  for (int i = 0; i < N; i++) z[i] = x[i] * x[i];
+  // Least relative error of degree 5 on [-ln(2) / 2, ln(2) / 2].
+  for (int i = 0; i < N; i++) p[i] = fma(x[i], splat(8.312501e-3f), splat(4.189033e-2f));
+  for (int i = 0; i < N; i++)
+    p[i] = fma(p[i], z[i], fma(x[i], splat(1.6667116e-1f), splat(4.999923e-1f)));
+  for (int i = 0; i < N; i++) p[i] = fma(p[i], z[i], x[i] + 1.f);
+  for (int i = 0; i < N; i++) x[i] = (vf)((vi)p[i] + ((vi)t[i] << 23));
+}
 INLINE vf exp_of(vf x) {
-  const vf round = splat(12582912.f);
-  x = max_of(x, splat(-87.3f));
-  vf t = fma(x, splat(1.44269504f), round);
-  vi n = (vi)t - (vi)round;
-  vf k = t - round;
-  vf f = fma(k, splat(-0.693359375f), x);
-  f = fma(k, splat(2.12194440e-4f), f);
-  vf p = splat(1.9875691500e-4f);
-  p = fma(p, f, splat(1.3981999507e-3f));
-  p = fma(p, f, splat(8.3334519073e-3f));
-  p = fma(p, f, splat(4.1665795894e-2f));
-  p = fma(p, f, splat(1.6666665459e-1f));
-  p = fma(p, f, splat(5.0000001201e-1f));
-  p = fma(p, f * f, f + 1.f);
-  return (vf)((vi)p + (n << 23));
+  vf y[1] = {x};
+  exponentiate(y);
+  return y[0];
 }
 INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
 
@@ -291,9 +305,12 @@ INLINE vf tanh_of(vf x) {
 }
 
 INLINE float max_across(vf v) {
-  float m = v[0];
-  for (int i = 1; i < W; i++) m = max_of(m, (float)v[i]);
-  return m;
+  v4f x = (v4f){v[0], v[1], v[2], v[3]};
+  for (int i = 4; i < W; i += 4) {
+    v4f y = (v4f){v[i], v[i + 1], v[i + 2], v[i + 3]};
+    x = x > y ? x : y;
+  }
+  return max_of(max_of((float)x[0], (float)x[1]), max_of((float)x[2], (float)x[3]));
 }
 INLINE float sum_across(vf v) {
   float s = v[0];
@@ -330,6 +347,18 @@ INLINE v4f sum4(vf a, vf b, vf c, vf d) {
 #endif
 }
 
+INLINE void transpose(v4f (&x)[4]) {
+#if defined(__x86_64__)
+  __m128 a = (__m128)x[0], b = (__m128)x[1], c = (__m128)x[2], d = (__m128)x[3];
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  x[0] = (v4f)a, x[1] = (v4f)b, x[2] = (v4f)c, x[3] = (v4f)d;
+#else
+  v4f y[4];
+  for (int i = 0; i < 4; i++) y[i] = (v4f){x[0][i], x[1][i], x[2][i], x[3][i]};
+  for (int i = 0; i < 4; i++) x[i] = y[i];
+#endif
+}
+
 // Copies n values (a multiple of W) to f32 in the order of the halves.
 template <class T> INLINE void widen(const T* src, int64_t n, float* dst) {
   int64_t i = 0;
@@ -339,10 +368,30 @@ template <class T> INLINE void widen(const T* src, int64_t n, float* dst) {
   }
   if (i < n) store(dst + i, load(src + i));
 }
-// The place of element i of n in that order.
-INLINE int64_t paired(int64_t i, int64_t n) {
-  int64_t group = i / (2 * W) * (2 * W), offset = i - group;
-  return group + 2 * W <= n ? group + offset / 2 + (offset & 1) * W : i;
+// Copies n values (a multiple of W) from their own order to that of the halves, and back.
+INLINE void pair(const float* __restrict src, int64_t n, float* __restrict dst) {
+  int64_t i = 0;
+  for (; i + 2 * W <= n; i += 2 * W)
+    for (int j = 0; j < W; j++) dst[i + j] = src[i + 2 * j], dst[i + W + j] = src[i + 2 * j + 1];
+  if (i < n) store(dst + i, load(src + i));
+}
+INLINE void unpair(const float* __restrict src, int64_t n, float* __restrict dst) {
+  int64_t i = 0;
+  for (; i + 2 * W <= n; i += 2 * W)
+    for (int j = 0; j < W; j++) dst[i + 2 * j] = src[i + j], dst[i + 2 * j + 1] = src[i + W + j];
+  if (i < n) store(dst + i, load(src + i));
+}
+
+// Calls f(Type<T>()) with the storage type of a dtype.
+template <class F> INLINE void for_dtype(Dtype dtype, const F& f) {
+  switch (dtype) {
+    case F32: return f(Type<float>());
+    case BF16: return f(Type<bf16>());
+    case F16: return f(Type<f16>());
+    case F8_E4M3: return f(Type<e4m3>());
+    case F8_E5M2: return f(Type<e5m2>());
+    case I8: return f(Type<i8>());
+  }
 }
 
 // Calls f(Int<rows>, first row) over groups of at most kMaxRows rows of about equal size.

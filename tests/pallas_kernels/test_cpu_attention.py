@@ -253,6 +253,30 @@ def test_bits_do_not_depend_on_batch_or_chunking(isa: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kv_dtype", "dim", "soft_cap"),
+    [
+        ("bfloat16", 80, None),
+        ("float32", 64, 20.0),
+        ("float16", 16, None),
+        ("float8_e4m3fn", 128, None),
+        ("int8", 112, None),
+    ],
+)
+def test_few_rows_and_many_give_the_same_bits(
+    isa: str, kv_dtype: str, dim: int, soft_cap: float | None
+) -> None:
+    """Few rows read the pool where it lies, many share copies of it in another layout."""
+    batch = Batch(np.random.default_rng(8), [(90, 90)], kv_dtype=kv_dtype, dim=dim, padding_rows=0)
+    step = jax.jit(functools.partial(attend, impl="cpu", **batch.options(soft_cap=soft_cap)))
+    whole = step(batch.q, *batch.after, batch.tables, batch.contexts, batch.starts)
+    alone = step(
+        batch.q, *batch.after, np.repeat(batch.tables, 90, axis=0),
+        np.arange(1, 91, dtype=np.int32), np.arange(91, dtype=np.int32),
+    )  # fmt: skip
+    np.testing.assert_array_equal(bits(whole), bits(alone))
+
+
+@pytest.mark.parametrize(
     ("what", "message"),
     [
         ("table", "block id 4096 of request 1"),
