@@ -37,7 +37,8 @@ INLINE int64_t scratch_floats(const AttentionArgs& a) {
 }
 
 // One step of the online softmax (Milakov and Gimelshein, 2018): the rows' scores of a block become
-// weights, zero outside what a row sees, and factor[r] is what was summed before now counts.
+// weights, zero outside what a row sees, and factor[r] is what was summed before now counts. First
+// all maxima and then all exponentials: so the rows of one pass do not wait for the other's.
 static void softmax(const Block& b, Tile& w) {
   constexpr int N = 4, step = N * W;  // vectors whose exponentials are taken together
   const vf lowest = splat(-INFINITY);
@@ -186,7 +187,9 @@ static void attend(const AttentionArgs& a, const AttentionUnit& u, float* scratc
   Tile w = carve(scratch, u.rows, d);
   load_queries(a, u, w.q);
   if (u.rows > direct_rows(a.kv_dtype)) walk<Panels>(a, u, w);
-  else for_dtype(a.kv_dtype, [&](auto type) { walk<InPool<typename decltype(type)::type>>(a, u, w); });
+  else
+    for_dtype(a.kv_dtype,
+              [&](auto type) { walk<InPool<typename decltype(type)::type>>(a, u, w); });
   if (u.partial) {
     memcpy(u.partial, w.total, sizeof(float) * u.rows * d);
     memcpy(u.partial + u.rows * d, w.total_m, sizeof(float) * u.rows);

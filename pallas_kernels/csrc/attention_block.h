@@ -66,8 +66,8 @@ INLINE void find_rows(const AttentionArgs& a, const AttentionUnit& u, int t0, in
 
 // o[r, 0 : V * W] = factor[r] o[r] + sum over j of weights[r, j] row(j). o has rows of d.
 template <int R, int V, class F>
-INLINE void add_weighted(const float* weights, const float* factor, Span tokens, const F& row, int d,
-                         float* o) {
+INLINE void add_weighted(const float* weights, const float* factor, Span tokens, const F& row,
+                         int d, float* o) {
   vf acc[R][V];
   for (int r = 0; r < R; r++)
     for (int i = 0; i < V; i++) acc[r][i] = load(o + r * d + i * W) * factor[r];
@@ -140,7 +140,8 @@ template <class T> struct InPool {
         vf acc[R][4];
         dot_tokens(q, rows.k + (j - b.tokens.lo), d, acc);
         for (int r = 0; r < R; r++)
-          *(v4f*)(scores + r * kBlockTokens + j) = sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+          *(v4f*)(scores + r * kBlockTokens + j) =
+              sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
       }
       for (; j < s.hi; j++) {
         vf acc[R][1];
@@ -210,8 +211,8 @@ INLINE void outer(const float* q, const float* k, int d, vf (&acc)[R][V]) {
     for (int r = 0; r < R; r++) acc[r][i] = more ? add_product(acc[r][i], x[r], y) : x[r] * y;
   }
 }
-// acc[r, i] = what lanes [lane, lane + N) of InPool's sums come to, added as sum4 does. Two lanes at
-// a time fill the registers; what earlier ones came to waits in memory.
+// acc[r, i] = what lanes [lane, lane + N) of InPool's sums come to, added as sum4 does (zeros may
+// differ in sign). Two lanes at a time fill the registers; the sums of earlier ones are in memory.
 template <int lane, int N, int R, int V>
 INLINE void dot_lanes(const float* q, const float* k, int d, vf (&acc)[R][V]) {
   vf other[R][V];
@@ -256,7 +257,8 @@ static void copy_v(const Block& b, float* panels) {
   find_rows(b.a, b.u, b.first + b.tokens.lo, b.first + b.tokens.hi, rows);
   for (int t = b.tokens.lo; t < b.tokens.hi; t++)
     for (int c = 0; c < d; c += kPanel)
-      widen(rows.v[t - b.tokens.lo] + c, min_of(kPanel, d - c), panels + c * kBlockTokens + t * kPanel);
+      widen(rows.v[t - b.tokens.lo] + c, min_of(kPanel, d - c),
+            panels + c * kBlockTokens + t * kPanel);
 }
 
 struct Panels {
