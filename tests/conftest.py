@@ -18,7 +18,7 @@ if AOT.is_dir():
         part for part in (os.environ.get("PYTHONPATH"), str(AOT)) if part
     )
 
-# The files that take longest, the longest first (CPU seconds on two cores with AVX2: 260 to 30). A
+# The files that take longest, the longest first (CPU seconds on two cores with AVX2: 200 to 20). A
 # worker takes a whole file at a time; one of these taken last would leave the other workers idle.
 LONGEST = (
     "pallas_kernels/test_aot.py",
@@ -26,16 +26,18 @@ LONGEST = (
     "test_smollm2.py",
     "notebooks/test_notebooks.py",
     "execution/test_step.py",
-    "serving/bench/test_commands.py",
-    "serving/test_grpc_weights.py",
-    "serving/test_lifecycle.py",
-    "test_batch_invariance.py",
-    "test_llm.py",
     "test_fuzz.py",
+    "test_batch_invariance.py",
+    "serving/bench/test_commands.py",
+    "models/test_llama.py",
+    "execution/test_sampler.py",
+    "test_llm.py",
     "serving/test_tracing.py",
-    "serving/test_sleep.py",
-    "planning/test_activation.py",
+    "serving/test_lifecycle.py",
     "test_weights.py",
+    "planning/test_activation.py",
+    "serving/test_grpc_weights.py",
+    "serving/test_sleep.py",
 )
 _ORDER = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
 
