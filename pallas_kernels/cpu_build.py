@@ -66,7 +66,7 @@ def instruction_sets() -> dict[str, tuple[str, ...]]:
 def build(target: Path, include_dir: str, *, compiler: str | None = None) -> None:
     """Compile the library and put it at `target`, in one step that no reader sees half done.
 
-    include_dir: that of `jax.ffi.include_dir()`, for XLA's FFI headers. Takes some 15 s on two
+    include_dir: that of `jax.ffi.include_dir()`, for XLA's FFI headers. Takes some 40 s on two
     cores. Raises BuildError without a compiler or where it fails.
     """
     compiler = compiler or find_compiler()

@@ -15,7 +15,7 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.input import ProcessedPrompt, Prompt, process_prompt
-from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from jaxllm.text.tokenizer import Tokenizer, import_auto_tokenizer, load_tokenizer
 from serving.admission import Admission, AdmissionLimits
 from serving.engine.messages import Abort, Add, Description, StepNews, pack_params
 from serving.engine.supervisor import RestartPolicy, Supervisor
@@ -116,7 +116,14 @@ class AsyncLLM:
           EngineStartError: the engine could not start.
           TokenizerError: the tokenizer cannot be loaded.
         """
-        description = await self._supervisor.start()
+        # A model in a folder or from a hub will want the library, which takes as long to import as
+        # the engine process takes to import its own.
+        wanted = self.config.tokenizer or self.config.model
+        if "/" in wanted and not wanted.endswith(".gguf") and not self.config.skip_tokenizer_init:
+            imported = asyncio.to_thread(import_auto_tokenizer)
+            description, _ = await asyncio.gather(self._supervisor.start(), imported)
+        else:
+            description = await self._supervisor.start()
         if description.tokenizer is not None:
             source = description.tokenizer
             kind = "gguf" if source.endswith(".gguf") else "safetensors"

@@ -179,7 +179,7 @@ def split_between_special(ids: Sequence[int], special: frozenset[int]) -> list[S
 def _load_hugging_face(source: str, revision: str | None, trust_remote_code: bool) -> Tokenizer:
     if not Path(source).is_dir() and not _HUB_ID.fullmatch(source):
         raise TokenizerError(f"{source!r} is neither a folder nor a hub id")
-    auto_tokenizer = _import_auto_tokenizer()
+    auto_tokenizer = import_auto_tokenizer()
     try:
         found = auto_tokenizer.from_pretrained(
             source,
@@ -221,7 +221,8 @@ def _load_hugging_face(source: str, revision: str | None, trust_remote_code: boo
     )
 
 
-def _import_auto_tokenizer() -> Any:
+def import_auto_tokenizer() -> Any:
+    """transformers' AutoTokenizer. Imported when it is first asked for, since it takes seconds."""
     # transformers says at import that models need torch; no user of this engine needs to hear it.
     logger = logging.getLogger("transformers")
 
