@@ -51,12 +51,12 @@ class CompileCounts:
             self.requested += requested
             self.cache_hits += cache_hits
             self.loaded += loaded
-        self._here.hits = self.cache_hits_here + cache_hits
+        self._here.compiled = self.compiled_here + requested - cache_hits
 
     @property
-    def cache_hits_here(self) -> int:
-        """cache_hits of the calling thread; JAX compiles in the thread that asks for it."""
-        return getattr(self._here, "hits", 0)
+    def compiled_here(self) -> int:
+        """compiled by the calling thread; JAX compiles in the thread that asks for it."""
+        return getattr(self._here, "compiled", 0)
 
 
 @functools.cache

@@ -104,6 +104,12 @@ def from_bytes(program: Program, data: bytes) -> jax.stages.Compiled:
     return _assemble(program, header, code)
 
 
+def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
+    """Positions of the flat arguments that the program uses; its text has only those."""
+    computation: Any = lowered._lowering
+    return sorted(computation.compile_args["kept_var_idx"])
+
+
 def _assemble(program: Program, header: dict[str, Any], code: Any) -> jax.stages.Compiled:
     """What compiling `program` gives, of loaded code."""
     flat, in_tree = jax.tree.flatten((program.arguments, {}))

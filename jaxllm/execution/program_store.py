@@ -57,28 +57,26 @@ class ProgramStore:
             counts.add(loaded=1)
             return compiled
         lowered = program.lower()
-        content = self._folder / f"{self._content_key(lowered)}.content"
+        content = self._folder / f"{self._content_key(program, lowered)}.content"
         compiled = self._read(content, program)
         if compiled is not None:
             counts.add(loaded=1)
             self._link(content, path)
             return compiled
-        hits = counts.cache_hits_here
+        before = counts.compiled_here
         compiled = lowered.compile()
-        if counts.cache_hits_here == hits and self._write(content, program, compiled):
+        # What JAX had on disk, or in memory from there, cannot be written (see executable_bytes).
+        if counts.compiled_here > before and self._write(content, program, compiled):
             self._link(content, path)
         return compiled
 
     def _key(self, name: str, program: Program) -> str:
-        flat, tree = jax.tree.flatten(program.arguments)
-        arguments = [(x.shape, x.dtype.name, x.sharding.spec) for x in flat]
-        facts = (self._sources, self._platform, name, program.donated, str(tree), arguments)
-        places = [repr(x) for x in jax.tree.leaves(program.out_shardings)]
-        return hashlib.sha256(repr((facts, places)).encode()).hexdigest()
+        return _digest(self._sources, self._platform, name, _signature(program))
 
-    def _content_key(self, lowered: jax.stages.Lowered) -> str:
-        facts = f"{self._platform}\n{lowered.as_text()}"
-        return hashlib.sha256(facts.encode()).hexdigest()
+    def _content_key(self, program: Program, lowered: jax.stages.Lowered) -> str:
+        # The text shows neither the arguments that are not used nor which ones are.
+        kept = repr(executable_bytes.kept_arguments(lowered))
+        return _digest(self._platform, _signature(program), kept, lowered.as_text())
 
     def _prepare(self) -> bool:
         try:
@@ -149,6 +147,18 @@ class ProgramStore:
                 return
             self._warned.add(message)
         logger.warning(message, *arguments)
+
+
+def _signature(program: Program) -> str:
+    """How a program is called and what it gives."""
+    flat, tree = jax.tree.flatten(program.arguments)
+    arguments = [(x.shape, x.dtype.name, x.sharding.spec) for x in flat]
+    places = [repr(x) for x in jax.tree.leaves(program.out_shardings)]
+    return repr((program.donated, str(tree), arguments, places))
+
+
+def _digest(*facts: str) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def writable_by_others(status: os.stat_result) -> str | None:

@@ -6,6 +6,7 @@
 
 namespace cpu_kernels {
 namespace ISA_NS {
+namespace {  // what is not inlined must not reach the linker, see kernels.h
 
 struct Tile {
   float *q, *o, *total;  // [rows, D]: scaled queries, the split's output, the merged output
@@ -304,5 +305,6 @@ struct Panels {
   }
 };
 
+}  // namespace
 }  // namespace ISA_NS
 }  // namespace cpu_kernels

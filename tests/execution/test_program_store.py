@@ -203,6 +203,37 @@ def test_what_the_cache_of_jax_had_is_not_kept(tmp_path):
     assert not list((tmp_path / "store").iterdir())
 
 
+def test_what_jax_has_in_memory_from_its_cache_is_not_kept(tmp_path):
+    """JAX answers a second request for the same function from memory, without an event."""
+    enable_persistent_cache(tmp_path / "jax")
+    compilation_cache.reset_cache()
+    of = program(Counted())
+    of.lower().compile()
+    jax.clear_caches()
+    of.lower().compile()
+    store = ProgramStore(tmp_path / "store", "sources", "platform")
+    run(store.compile("p", of), of)
+    assert not list((tmp_path / "store").iterdir())
+
+
+@pytest.mark.parametrize("other", ["uses another", "has more"])
+def test_programs_of_one_text_with_other_arguments_are_told_apart(other, tmp_path):
+    whole = NamedSharding(make_mesh(1), PartitionSpec())
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32, sharding=whole)
+    store = ProgramStore(tmp_path, "sources", "platform")
+    first = Program(lambda a, b: 2 * a, (shape, shape), whole)
+    if other == "uses another":
+        second, wanted = Program(lambda a, b: 2 * b, (shape, shape), whole), 1
+    else:
+        second, wanted = Program(lambda a, b, c: 2 * c, (shape, shape, shape), whole), 2
+    assert first.lower().as_text() == second.lower().as_text()
+    store.compile("first", first)
+    compiled = store.compile("second", second)
+    values = [jax.device_put(jnp.full(4, i, jnp.float32), whole) for i in range(3)]
+    result = compiled(*values[: len(second.arguments)])
+    np.testing.assert_array_equal(result, np.full(4, 2 * wanted))
+
+
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, caplog):
     tmp_path.chmod(0o777)
     function = Counted()
