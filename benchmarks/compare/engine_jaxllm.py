@@ -18,8 +18,6 @@ class JaxllmEngine:
             max_model_len=args.setup.max_model_len,
             max_num_seqs=MAX_NUM_SEQS,
             enable_prefix_caching=args.setup.prefix_caching,
-            # The default of 512 keeps steps short for those who wait for tokens; nobody does here.
-            max_num_batched_tokens=2048,
             enforce_eager=args.enforce_eager,
             kv_cache_memory=2 * 2**30,
             progress=False,

@@ -206,10 +206,9 @@ static int64_t packed_bytes(Dtype w_dtype) { return packs_bf16(w_dtype) || w_dty
 // 2 W values as f32 in the order in which the halves of bf16 weights come.
 INLINE void store_pairs(const bf16* x, float* dst) { widen(x, kGroup, dst); }
 template <class T> INLINE void store_pairs(const T* x, float* dst) {
-  float plain[kGroup];
-  store(plain, load(x));
-  store(plain + W, load(x + W));
-  for (int j = 0; j < W; j++) dst[j] = plain[2 * j], dst[j + W] = plain[2 * j + 1];
+  vf a = load(x), b = load(x + W);
+  store(dst, every_second<0>(a, b));
+  store(dst + W, every_second<1>(a, b));
 }
 
 template <class T>

@@ -318,6 +318,18 @@ INLINE float sum_across(vf v) {
   return s;
 }
 
+// Elements 0, 2, 4 ... (odd = 0) or 1, 3, 5 ... of the 2 W of a and b.
+template <int odd> INLINE vf every_second(vf a, vf b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __m256 x = _mm256_shuffle_ps((__m256)a, (__m256)b, odd ? 0xdd : 0x88);
+  return (vf)_mm256_permute4x64_epi64((__m256i)x, 0xd8);
+#else
+  vf r;
+  for (int i = 0; i < W / 2; i++) r[i] = a[2 * i + odd], r[i + W / 2] = b[2 * i + odd];
+  return r;
+#endif
+}
+
 // Adds neighbours inside each 128-bit lane: [a0+a1, a2+a3, b0+b1, b2+b3].
 INLINE vf add_pairs(vf a, vf b) {
 #if defined(__AVX512F__)
