@@ -26,8 +26,8 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
 }
 # Contraction is off because equal bits on different paths depend on what is fused; fast-math stays
 # off because masks are infinities and exp rounds by adding a large constant.
-# Copies of a few vectors stay vectors: a call of memmove costs more than they do.
 COMMON_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+# Copies of a few vectors stay vectors: a call of memmove costs more than they do.
 KERNEL_FLAGS = (
     "-O3",
     "-fno-math-errno",

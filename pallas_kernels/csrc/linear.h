@@ -203,14 +203,6 @@ static int64_t linear_k_padded(int64_t k, Dtype) { return (k + kGroup - 1) / kGr
 INLINE bool packs_bf16(Dtype w_dtype) { return kHasBf16Dot && w_dtype == BF16; }
 static int64_t packed_bytes(Dtype w_dtype) { return packs_bf16(w_dtype) || w_dtype == I8 ? 2 : 4; }
 
-// 2 W values as f32 in the order in which the halves of bf16 weights come.
-INLINE void store_pairs(const bf16* x, float* dst) { widen(x, kGroup, dst); }
-template <class T> INLINE void store_pairs(const T* x, float* dst) {
-  vf a = load(x), b = load(x + W);
-  store(dst, every_second<0>(a, b));
-  store(dst + W, every_second<1>(a, b));
-}
-
 template <class T>
 INLINE void pack_row(const T* x, int64_t k, int64_t k_padded, Dtype w_dtype, char* packed) {
   const bool pairs = w_dtype == BF16 && !packs_bf16(w_dtype);
@@ -226,7 +218,7 @@ INLINE void pack_row(const T* x, int64_t k, int64_t k_padded, Dtype w_dtype, cha
     if (packs_bf16(w_dtype)) {
       for (int j = 0; j < kGroup; j += W) store((bf16*)packed + i + j, load(src + j));
     } else if (pairs) {
-      store_pairs(src, dst);
+      pair(src, kGroup, dst);
     } else {
       for (int j = 0; j < kGroup; j += W) store(dst + j, load(src + j));
     }

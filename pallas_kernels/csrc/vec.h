@@ -380,12 +380,19 @@ template <class T> INLINE void widen(const T* src, int64_t n, float* dst) {
   }
   if (i < n) store(dst + i, load(src + i));
 }
-// Copies n values (a multiple of W) from their own order to that of the halves, and back.
-INLINE void pair(const float* __restrict src, int64_t n, float* __restrict dst) {
+// Copies n values (a multiple of W) as f32 from their own order to that of the halves, and back.
+template <class T>
+INLINE void pair(const T* __restrict src, int64_t n, float* __restrict dst) {
   int64_t i = 0;
-  for (; i + 2 * W <= n; i += 2 * W)
-    for (int j = 0; j < W; j++) dst[i + j] = src[i + 2 * j], dst[i + W + j] = src[i + 2 * j + 1];
+  for (; i + 2 * W <= n; i += 2 * W) {
+    vf x = load(src + i), y = load(src + i + W);
+    store(dst + i, every_second<0>(x, y));
+    store(dst + i + W, every_second<1>(x, y));
+  }
   if (i < n) store(dst + i, load(src + i));
+}
+INLINE void pair(const bf16* __restrict src, int64_t n, float* __restrict dst) {
+  widen(src, n, dst);
 }
 INLINE void unpair(const float* __restrict src, int64_t n, float* __restrict dst) {
   int64_t i = 0;
