@@ -1,7 +1,9 @@
 """Settings every test needs before JAX is imported."""
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _ORDER.get(item.path, len(_ORDER)))
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """The command line sets the level of these loggers for its process: here, for one test."""
+    loggers = [logging.getLogger(name) for name in ("jaxllm", "serving", "pallas_kernels")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
