@@ -92,6 +92,12 @@ class EngineConfig:
     compilation_cache_dir: str | None = _field(
         None, "folder of compiled programs; unset: JAX_COMPILATION_CACHE_DIR or the user's cache"
     )
+    compilation_cache_max_size: int = _field(
+        2**30,
+        "bytes of programs to keep in that folder, and of JAX's own cache there; what was used "
+        "longest ago goes first",
+        parse_bytes,
+    )
     batch_invariant: bool = _field(
         False,
         "promise the same bits for a request alone, in any batch, chunked, preempted or cached; "
@@ -128,6 +134,7 @@ class EngineConfig:
             ("tensor_parallel_size", 1),
             ("long_prefill_token_threshold", 0),
             ("kv_cache_memory", 1),
+            ("compilation_cache_max_size", 1),
             ("max_logprobs", 1),
         ):
             value = getattr(self, name)

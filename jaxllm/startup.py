@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import SchedulerConfig
 from jaxllm.errors import ConfigError
-from jaxllm.execution.compilation import default_cache_dir, enable_persistent_cache
+from jaxllm.execution.compilation import (
+    CACHE_DIR_VARIABLE,
+    compile_counts,
+    cut_persistent_cache,
+    default_cache_dir,
+    enable_persistent_cache,
+)
 from jaxllm.execution.fingerprint import changed_since_start, fingerprint, hash_sources
 from jaxllm.execution.gradients import causal_attend, differentiable_ops
 from jaxllm.execution.huge_pages import in_huge_pages
@@ -76,6 +83,7 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     cache_dir = config.compilation_cache_dir
     cache_folder = Path(cache_dir) if cache_dir else default_cache_dir()
     enable_persistent_cache(cache_folder)
+    compiled = compile_counts().compiled
     checkpoint = resolve(
         config.model,
         revision=config.revision,
@@ -104,10 +112,12 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
     )
     params = in_huge_pages(prepare(params, model))
     loaded = time.monotonic()
-    store = _program_store(cache_folder, family, plan)
+    store = _program_store(config, cache_folder, family, plan)
     runner = Runner(model, params, plan, runner_config, store)
     if config.batch_invariant:
         check_batch_invariance(runner)
+    if compile_counts().compiled > compiled:
+        _cut_cache(config, cache_folder, time.monotonic() - began)
     scheduler_config = SchedulerConfig(
         max_num_seqs=runner_config.max_num_seqs,
         max_num_batched_tokens=runner_config.max_num_batched_tokens,
@@ -146,7 +156,7 @@ def start_engine(config: EngineConfig, progress: bool = True) -> Engine:
 
 
 def _program_store(
-    cache_folder: Path, family: ModelFamily, plan: AttentionPlan
+    config: EngineConfig, cache_folder: Path, family: ModelFamily, plan: AttentionPlan
 ) -> ProgramStore | None:
     """Where this model's programs are kept whole, or None where their key could not be trusted.
 
@@ -162,7 +172,18 @@ def _program_store(
     if not own or devices[0].platform != "cpu" or changed_since_start(packages):
         return None
     sources = " ".join(hash_sources(package) for package in packages)
-    return ProgramStore(cache_folder / "programs", sources, fingerprint(devices))
+    return ProgramStore(
+        cache_folder / "programs",
+        sources,
+        fingerprint(devices),
+        config.compilation_cache_max_size,
+    )
+
+
+def _cut_cache(config: EngineConfig, cache_folder: Path, keep_seconds: float) -> None:
+    # A folder that the environment names serves other programs of the user's, too.
+    if config.compilation_cache_dir or not os.environ.get(CACHE_DIR_VARIABLE):
+        cut_persistent_cache(cache_folder, config.compilation_cache_max_size, keep_seconds)
 
 
 def training_model(engine: Engine) -> FunctionalModel:

@@ -14,7 +14,11 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from jaxllm.execution.cache_folder import CacheFolder
+
 logger = logging.getLogger(__name__)
+
+CACHE_DIR_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
@@ -79,7 +83,7 @@ def compile_counts() -> CompileCounts:
 
 def default_cache_dir() -> Path:
     """JAX_COMPILATION_CACHE_DIR, or a folder under the user's cache directory."""
-    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    chosen = os.environ.get(CACHE_DIR_VARIABLE)
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -92,6 +96,19 @@ def enable_persistent_cache(directory: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def cut_persistent_cache(directory: Path, max_bytes: int, keep_seconds: float) -> None:
+    """Removes the programs in JAX's cache that were used longest ago, down to max_bytes; those used
+    in the last keep_seconds stay.
+
+    JAX can do so itself (`jax_compilation_cache_max_size`), but then lists the folder and reads a
+    file per entry at each write, half a second where there are 3000. Where that is set, nothing
+    is done here.
+    """
+    if jax.config.jax_compilation_cache_max_size == -1:
+        folder = CacheFolder(directory, max_bytes, lambda name: name.endswith("-cache"))
+        folder.cut(keep_since=time.time() - keep_seconds)
 
 
 def compile_all(

@@ -18,8 +18,13 @@ from jax._src import config as jax_config
 
 _SOURCES = (".py", ".cc", ".h")
 _VARIABLES = re.compile(r"(XLA|JAX|JAXLLM_CPU|LLVM|TF_XLA|PJRT)_")
-# They say where compiled programs lie, not what they are.
-_PLACES = ("JAX_COMPILATION_CACHE_DIR", "jax_compilation_cache_dir")
+# They say where compiled programs lie and how many, not what they are.
+_PLACES = (
+    "JAX_COMPILATION_CACHE_DIR",
+    "jax_compilation_cache_dir",
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    "jax_compilation_cache_max_size",
+)
 _CPU_FACTS = re.compile(r"^(?:model name|flags|Features|CPU part)\s*:.*$", re.MULTILINE)
 _IMPORTED = time.time()
 

@@ -9,6 +9,7 @@ what they lower to often has not.
 import hashlib
 import logging
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -17,10 +18,14 @@ from pathlib import Path
 import jax
 
 from jaxllm.execution import executable_bytes
+from jaxllm.execution.cache_folder import CacheFolder, mark
 from jaxllm.execution.compilation import compile_counts
 from jaxllm.execution.program import Program
 
 logger = logging.getLogger(__name__)
+
+_ENTRY = re.compile(r"[0-9a-f]{64}\.(program|content)")
+_PARTIAL = re.compile(r"\.new-.*|[0-9a-f]{64}\.\d+\.\d+")
 
 
 class ProgramStore:
@@ -32,10 +37,18 @@ class ProgramStore:
       folder: made if it is absent.
       sources: a hash of the sources that make the programs.
       platform: what else they depend on, `fingerprint`; any change hides all entries.
+      max_bytes: what entries may take. When writing one makes it more, those that were used
+        longest ago go, but none that this store has read or written.
     """
 
-    def __init__(self, folder: Path, sources: str, platform: str):
+    def __init__(self, folder: Path, sources: str, platform: str, max_bytes: int):
         self._folder = folder
+        self._entries = CacheFolder(
+            folder,
+            max_bytes,
+            lambda name: _ENTRY.fullmatch(name) is not None,
+            lambda name: _PARTIAL.fullmatch(name) is not None,
+        )
         self._sources = sources
         self._platform = platform
         self._warned: set[str] = set()
@@ -89,6 +102,7 @@ class ProgramStore:
         return fault is None
 
     def _read(self, path: Path, program: Program) -> jax.stages.Compiled | None:
+        self._entries.keep(path.name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -101,6 +115,7 @@ class ProgramStore:
             if fault is not None:
                 self._warn("%s is not used: %s", path, fault)
                 return None
+            mark(descriptor)
             data = file.read()
         try:
             return executable_bytes.from_bytes(program, data)
@@ -127,6 +142,7 @@ class ProgramStore:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
             return False
+        self._entries.wrote(len(data))
         return True
 
     def _link(self, content: Path, path: Path) -> None:
@@ -137,6 +153,9 @@ class ProgramStore:
             os.replace(temporary, path)
             # Where both were the same file already, the rename does nothing.
             temporary.unlink(missing_ok=True)
+        except FileNotFoundError:
+            # Another process has removed the entry since.
+            return
         except OSError as error:
             self._warn("a program is not kept: %s", error)
 

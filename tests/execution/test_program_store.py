@@ -11,7 +11,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm import LLM, SamplingParams
+from jaxllm import LLM, SamplingParams, startup
+from jaxllm.config import EngineConfig
 from jaxllm.execution import executable_bytes, program_store
 from jaxllm.execution.compilation import compile_counts, enable_persistent_cache
 from jaxllm.execution.fingerprint import fingerprint, hash_sources, without_addresses
@@ -74,6 +75,12 @@ def run(compiled: jax.stages.Compiled, of: Program) -> tuple[list[np.ndarray], j
     return [np.asarray(result) for result in jax.tree.leaves(results)], x
 
 
+def open_store(
+    folder: Path, sources: str = "sources", platform: str = "platform", max_bytes: int = 2**30
+) -> ProgramStore:
+    return ProgramStore(folder, sources, platform, max_bytes)
+
+
 def entry(folder: Path) -> Path:
     [path] = folder.glob("*.program")
     return path
@@ -83,12 +90,12 @@ def entry(folder: Path) -> Path:
 def test_a_program_comes_back_untraced_and_gives_the_same_bits(num_devices, tmp_path):
     function = Counted()
     of = program(function, num_devices)
-    expected, _ = run(ProgramStore(tmp_path, "sources", "platform").compile("p", of), of)
+    expected, _ = run(open_store(tmp_path).compile("p", of), of)
     assert function.traces == 1
     jax.clear_caches()
     counts = compile_counts()
     before = (counts.requested, counts.loaded)
-    compiled = ProgramStore(tmp_path, "sources", "platform").compile("p", of)
+    compiled = open_store(tmp_path).compile("p", of)
     assert function.traces == 1
     assert (counts.requested, counts.loaded) == (before[0], before[1] + 1)
     for _ in range(3):
@@ -103,7 +110,7 @@ def test_a_program_comes_back_untraced_and_gives_the_same_bits(num_devices, tmp_
 def test_it_refuses_other_arguments_as_before(tmp_path):
     of = program(Counted())
     for _ in range(2):
-        compiled = ProgramStore(tmp_path, "sources", "platform").compile("p", of)
+        compiled = open_store(tmp_path).compile("p", of)
         with pytest.raises(TypeError):
             run(compiled, program(Counted(), rows=ROWS + 1))
 
@@ -116,9 +123,7 @@ def test_a_call_of_a_kernel_is_found_again(tmp_path):
     )
     of = Program(functools.partial(linear, impl="ffi"), arguments, whole)
     x, w = (jax.device_put(jnp.ones(a.shape, a.dtype) * 0.5, whole) for a in arguments)
-    first, second = (
-        ProgramStore(tmp_path, "sources", "platform").compile("p", of)(x, w) for _ in range(2)
-    )
+    first, second = (open_store(tmp_path).compile("p", of)(x, w) for _ in range(2))
     assert compile_counts().loaded > 0
     np.testing.assert_array_equal(first, second)
     assert float(second[0, 0]) == 16.0
@@ -138,23 +143,23 @@ def test_a_call_of_a_kernel_is_found_again(tmp_path):
 def test_a_damaged_entry_is_made_anew(damage, tmp_path, caplog):
     function = Counted()
     of = program(function)
-    expected, _ = run(ProgramStore(tmp_path, "sources", "platform").compile("p", of), of)
+    expected, _ = run(open_store(tmp_path).compile("p", of), of)
     whole = entry(tmp_path).read_bytes()
     entry(tmp_path).write_bytes(damage(whole))
-    store = ProgramStore(tmp_path, "sources", "platform")
+    store = open_store(tmp_path)
     jax.clear_caches()
     results, _ = run(store.compile("p", of), of)
     np.testing.assert_array_equal(results[0], expected[0])
     assert function.traces == 2
     assert caplog.text.count("is not usable and is made anew") == 1
     assert executable_bytes.from_bytes(of, entry(tmp_path).read_bytes())
-    ProgramStore(tmp_path, "sources", "platform").compile("p", of)
+    open_store(tmp_path).compile("p", of)
     assert function.traces == 2
 
 
 def test_trouble_is_told_once(tmp_path, caplog):
     of = program(Counted())
-    store = ProgramStore(tmp_path, "sources", "platform")
+    store = open_store(tmp_path)
     for name in "ab":
         store.compile(name, of)
     for path in tmp_path.glob("*.program"):
@@ -169,7 +174,7 @@ def test_facts_name_and_shapes_are_told_apart(tmp_path):
     before = compile_counts().requested
     for platform, name, rows in [("f", "p", 8), ("g", "p", 8), ("f", "q", 8), ("f", "p", 9)]:
         jax.clear_caches()
-        ProgramStore(tmp_path, "s", platform).compile(name, program(function, rows=rows))
+        open_store(tmp_path, platform=platform).compile(name, program(function, rows=rows))
     assert function.traces == 4
     assert len(list(tmp_path.glob("*.program"))) == 4
     # The function does not depend on its name.
@@ -179,11 +184,11 @@ def test_facts_name_and_shapes_are_told_apart(tmp_path):
 def test_new_sources_are_traced_but_not_compiled_if_they_lower_to_the_same(tmp_path):
     function = Counted()
     of = program(function)
-    expected, _ = run(ProgramStore(tmp_path, "old", "p").compile("p", of), of)
+    expected, _ = run(open_store(tmp_path, "old").compile("p", of), of)
     for traces in (2, 2):
         jax.clear_caches()
         before = compile_counts().requested
-        compiled = ProgramStore(tmp_path, "new", "p").compile("p", of)
+        compiled = open_store(tmp_path, "new").compile("p", of)
         assert compile_counts().requested == before
         np.testing.assert_array_equal(run(compiled, of)[0][0], expected[0])
         assert function.traces == traces
@@ -197,7 +202,7 @@ def test_what_the_cache_of_jax_had_is_not_kept(tmp_path):
     hits = counts.cache_hits
     of.lower().compile()
     jax.clear_caches()
-    store = ProgramStore(tmp_path / "store", "sources", "platform")
+    store = open_store(tmp_path / "store")
     run(store.compile("p", of), of)
     assert counts.cache_hits == hits + 1
     assert not list((tmp_path / "store").iterdir())
@@ -211,7 +216,7 @@ def test_what_jax_has_in_memory_from_its_cache_is_not_kept(tmp_path):
     of.lower().compile()
     jax.clear_caches()
     of.lower().compile()
-    store = ProgramStore(tmp_path / "store", "sources", "platform")
+    store = open_store(tmp_path / "store")
     run(store.compile("p", of), of)
     assert not list((tmp_path / "store").iterdir())
 
@@ -220,7 +225,7 @@ def test_what_jax_has_in_memory_from_its_cache_is_not_kept(tmp_path):
 def test_programs_of_one_text_with_other_arguments_are_told_apart(other, tmp_path):
     whole = NamedSharding(make_mesh(1), PartitionSpec())
     shape = jax.ShapeDtypeStruct((4,), jnp.float32, sharding=whole)
-    store = ProgramStore(tmp_path, "sources", "platform")
+    store = open_store(tmp_path)
     first = Program(lambda a, b: 2 * a, (shape, shape), whole)
     if other == "uses another":
         second, wanted = Program(lambda a, b: 2 * b, (shape, shape), whole), 1
@@ -240,7 +245,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, caplog):
     of = program(function)
     for _ in range(2):
         jax.clear_caches()
-        run(ProgramStore(tmp_path, "sources", "platform").compile("p", of), of)
+        run(open_store(tmp_path).compile("p", of), of)
     assert function.traces == 2
     assert not list(tmp_path.iterdir())
     assert "others may write to it (mode 777)" in caplog.text
@@ -249,10 +254,10 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, caplog):
 def test_a_file_that_others_can_write_to_is_not_used(tmp_path, caplog):
     function = Counted()
     of = program(function)
-    ProgramStore(tmp_path, "sources", "platform").compile("p", of)
+    open_store(tmp_path).compile("p", of)
     entry(tmp_path).chmod(0o666)
     jax.clear_caches()
-    ProgramStore(tmp_path, "sources", "platform").compile("p", of)
+    open_store(tmp_path).compile("p", of)
     assert function.traces == 2
     assert "others may write to it" in caplog.text
     assert entry(tmp_path).stat().st_mode & 0o022 == 0
@@ -267,27 +272,27 @@ def test_files_and_folders_of_other_users_are_not_used(tmp_path):
 
 def test_a_link_in_place_of_a_folder_or_file_is_not_followed(tmp_path):
     real = tmp_path / "real"
-    ProgramStore(real, "sources", "platform").compile("p", program(Counted()))
+    open_store(real).compile("p", program(Counted()))
     link = tmp_path / "link"
     link.symlink_to(real)
     function = Counted()
-    ProgramStore(link, "sources", "platform").compile("p", program(function))
+    open_store(link).compile("p", program(function))
     assert function.traces == 1
     moved = entry(real).rename(tmp_path / "moved")
     (real / f"{program_key(real)}.program").symlink_to(moved)
     jax.clear_caches()
-    ProgramStore(real, "sources", "platform").compile("p", program(function))
+    open_store(real).compile("p", program(function))
     assert function.traces == 2
 
 
 def program_key(folder: Path) -> str:
-    return ProgramStore(folder, "sources", "platform")._key("p", program(Counted()))
+    return open_store(folder)._key("p", program(Counted()))
 
 
 def test_a_folder_that_cannot_be_made_does_not_stop_a_start(tmp_path, caplog):
     (tmp_path / "file").touch()
     of = program(Counted())
-    run(ProgramStore(tmp_path / "file" / "below", "sources", "platform").compile("p", of), of)
+    run(open_store(tmp_path / "file" / "below").compile("p", of), of)
     assert "are not kept" in caplog.text
 
 
@@ -295,11 +300,88 @@ def test_stores_that_write_at_once_leave_one_whole_entry(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     of = program(Counted())
-    stores = [ProgramStore(tmp_path, "sources", "platform") for _ in range(6)]
+    stores = [open_store(tmp_path) for _ in range(6)]
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(lambda store: store.compile("p", of), stores))
     assert {path.suffix for path in tmp_path.iterdir()} == {".program", ".content"}
     assert executable_bytes.from_bytes(of, entry(tmp_path).read_bytes())
+
+
+def age_all(folder: Path, seconds: float) -> None:
+    for path in folder.iterdir():
+        used = path.stat().st_mtime - seconds
+        os.utime(path, (used, used))
+
+
+def test_what_was_used_longest_ago_goes_but_nothing_of_this_start(tmp_path):
+    function = Counted()
+    read, unused, written = (program(function, rows=rows) for rows in (8, 9, 10))
+    for of in (read, unused):
+        open_store(tmp_path).compile("p", of)
+        age_all(tmp_path, 1000)
+    store = open_store(tmp_path, max_bytes=1)
+    store.compile("p", read)
+    assert len(list(tmp_path.iterdir())) == 4
+    for _ in range(2):
+        store.compile("p", written)
+        assert len(list(tmp_path.iterdir())) == 4
+    jax.clear_caches()
+    traces = function.traces
+    for of in (read, written, unused):
+        open_store(tmp_path).compile("p", of)
+    assert function.traces == traces + 1
+
+
+def test_reading_an_entry_keeps_it_for_later_starts(tmp_path):
+    function = Counted()
+    first, second, third = (program(function, rows=rows) for rows in (8, 9, 10))
+    for of in (first, second):
+        open_store(tmp_path).compile("p", of)
+        age_all(tmp_path, 1000)
+    open_store(tmp_path).compile("p", first)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.program"))
+    open_store(tmp_path, max_bytes=int(1.2 * size)).compile("p", third)
+    jax.clear_caches()
+    traces = function.traces
+    for of in (first, third):
+        open_store(tmp_path).compile("p", of)
+    assert function.traces == traces
+    open_store(tmp_path).compile("p", second)
+    assert function.traces == traces + 1
+
+
+def test_an_entry_that_another_process_removes_is_compiled(tmp_path, caplog, monkeypatch):
+    function = Counted()
+    of = program(function)
+    store = open_store(tmp_path)
+    expected, _ = run(store.compile("p", of), of)
+    write = store._write
+
+    def write_and_lose(path, *arguments):
+        write(path, *arguments)
+        path.unlink()
+        return True
+
+    monkeypatch.setattr(store, "_write", write_and_lose)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    jax.clear_caches()
+    results, _ = run(store.compile("p", of), of)
+    np.testing.assert_array_equal(results[0], expected[0])
+    assert function.traces == 2
+    assert not list(tmp_path.iterdir())
+    assert not caplog.records
+
+
+def test_what_a_killed_writer_left_goes(tmp_path):
+    for name in (".new-abc", f"{'0' * 64}.12.345"):
+        (tmp_path / name).write_bytes(b"part")
+    age_all(tmp_path, 2 * 3600)
+    (tmp_path / ".new-def").write_bytes(b"being written")
+    open_store(tmp_path).compile("p", program(Counted()))
+    assert {path.suffix or path.name for path in tmp_path.iterdir()} == {
+        ".program", ".content", ".new-def",
+    }  # fmt: skip
 
 
 def test_a_program_with_a_callback_is_not_kept(tmp_path, caplog):
@@ -308,7 +390,7 @@ def test_a_program_with_a_callback_is_not_kept(tmp_path, caplog):
         return x, [x[0], (x[0],)]
 
     of = program(function)
-    run(ProgramStore(tmp_path, "sources", "platform").compile("p", of), of)
+    run(open_store(tmp_path).compile("p", of), of)
     assert not list(tmp_path.iterdir())
     assert "programs are not kept" in caplog.text
 
@@ -330,6 +412,8 @@ def test_the_fingerprint_follows_versions_settings_and_environment(monkeypatch):
     changed()
     with jax.default_matmul_precision("highest"):
         changed()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "5")
+    assert fingerprint(devices) in seen
     monkeypatch.setattr(os, "cpu_count", lambda: 97)
     changed()
     assert fingerprint(jax.devices()[:2]) not in seen
@@ -351,6 +435,25 @@ def test_functions_are_described_by_name():
     assert text == "[functools.partial(<function linear>, impl='ffi')]"
 
 
+def old_program_of_jax(folder: Path) -> Path:
+    """2 MiB, written a day ago."""
+    path = folder / "jit_f-0-cache"
+    path.write_bytes(bytes(2**21))
+    used = path.stat().st_mtime - 86400
+    os.utime(path, (used, used))
+    return path
+
+
+def test_a_folder_that_the_environment_names_keeps_programs_of_others(tmp_path, monkeypatch):
+    old = old_program_of_jax(tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    startup._cut_cache(EngineConfig(compilation_cache_max_size="1MiB"), tmp_path, 60)
+    assert old.exists()
+    own = EngineConfig(compilation_cache_dir=str(tmp_path), compilation_cache_max_size="1MiB")
+    startup._cut_cache(own, tmp_path, 60)
+    assert not old.exists()
+
+
 def test_a_model_starts_again_without_tracing(tmp_path):
     model = str(Path(__file__).parent.parent / "golden/data/qwen3")
     settings = {
@@ -361,7 +464,9 @@ def test_a_model_starts_again_without_tracing(tmp_path):
         "max_model_len": 64,
         "kv_cache_memory": "1MiB",
         "compilation_cache_dir": str(tmp_path),
+        "compilation_cache_max_size": "1MiB",
     }
+    old = old_program_of_jax(tmp_path)
     params = [SamplingParams(temperature=t, top_p=0.9, max_tokens=4, seed=3) for t in (0, 1)]
     prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
 
@@ -371,6 +476,7 @@ def test_a_model_starts_again_without_tracing(tmp_path):
         return [output.outputs[0].token_ids for output in found], llm
 
     first, _ = outputs()
+    assert not old.exists()
     jax.clear_caches()
     compilation_cache.reset_cache()
     loaded = compile_counts().loaded
