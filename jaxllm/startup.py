@@ -41,7 +41,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.registry import ModelFamily, find_family
 from jaxllm.sampling_params import sampling_defaults
 from jaxllm.sizing import default_limits, size_engine
-from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from jaxllm.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_format
 from pallas_kernels.paged_attention.contract import Case
 from pallas_kernels.paged_attention.pool import pool_dtype
 from pallas_kernels.paged_attention.registry import get_implementation, select_impl
@@ -212,8 +212,7 @@ def _load_tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> Tokenizer |
     if config.skip_tokenizer_init:
         return None
     source = config.tokenizer or checkpoint.path
-    kind = "gguf" if Path(source).suffix == ".gguf" else "safetensors"
-    return load_tokenizer(source, format=kind, revision=config.revision)
+    return load_tokenizer(source, format=tokenizer_format(source), revision=config.revision)
 
 
 def _plan_attention(

@@ -15,7 +15,12 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.input import ProcessedPrompt, Prompt, process_prompt
-from jaxllm.text.tokenizer import Tokenizer, import_auto_tokenizer, load_tokenizer
+from jaxllm.text.tokenizer import (
+    Tokenizer,
+    import_auto_tokenizer,
+    load_tokenizer,
+    tokenizer_format,
+)
 from serving.admission import Admission, AdmissionLimits
 from serving.engine.messages import Abort, Add, Description, StepNews, pack_params
 from serving.engine.supervisor import RestartPolicy, Supervisor
@@ -116,23 +121,31 @@ class AsyncLLM:
           EngineStartError: the engine could not start.
           TokenizerError: the tokenizer cannot be loaded.
         """
-        # A model in a folder or from a hub will want the library, which takes as long to import as
-        # the engine process takes to import its own.
-        wanted = self.config.tokenizer or self.config.model
-        if "/" in wanted and not wanted.endswith(".gguf") and not self.config.skip_tokenizer_init:
+        if self._will_import_library():
+            # It takes as long to import as the engine process takes to import its own.
             imported = asyncio.to_thread(import_auto_tokenizer)
             description, _ = await asyncio.gather(self._supervisor.start(), imported)
         else:
             description = await self._supervisor.start()
         if description.tokenizer is not None:
             source = description.tokenizer
-            kind = "gguf" if source.endswith(".gguf") else "safetensors"
             self.tokenizer = await asyncio.to_thread(
-                load_tokenizer, source, format=kind, revision=description.revision
+                load_tokenizer,
+                source,
+                format=tokenizer_format(source),
+                revision=description.revision,
             )
         self.metrics.describe(description)
         self._admission.max_num_seqs = description.max_num_seqs
         self._handler = asyncio.get_running_loop().create_task(self._handle_news())
+
+    def _will_import_library(self) -> bool:
+        """Whether loading the tokenizer will need transformers."""
+        config = self.config
+        if config.skip_tokenizer_init:
+            return False
+        named = config.tokenizer or config.model
+        return tokenizer_format(named, is_model=not config.tokenizer) != "gguf"
 
     def check_ready(self) -> None:
         """Raises NotReadyError with the reason if no request can be taken now."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
@@ -136,6 +136,28 @@ class Tokenizer:
             raise PromptError(f"{_first_bad_id(ids)!r} is not a token id in [0, 2**32)") from None
 
 
+def tokenizer_format(
+    source: Path | str, *, is_model: bool = False
+) -> Literal["gguf", "safetensors"]:
+    """The `format` with which `load_tokenizer` reads `source`, known before anything is read.
+
+    Args:
+      source: what holds the tokenizer: a folder, .gguf file or hub id.
+      is_model: `source` is what a user calls a model, which `checkpoints.resolve` has yet to find;
+        the answer is that for the place it will find. Then it may also be a folder with nothing but
+        a GGUF file, or the name of a packaged model, which has no slash as hub ids have; packaged
+        models are GGUF files.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        is_gguf = is_model and not (path / "config.json").is_file() and any(path.glob("*.gguf"))
+    elif path.suffix == ".gguf":
+        is_gguf = True
+    else:
+        is_gguf = is_model and "/" not in str(source)
+    return "gguf" if is_gguf else "safetensors"
+
+
 def load_tokenizer(
     path: Path | str,
     *,
@@ -145,9 +167,9 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a checkpoint.
 
-    `format` is "gguf" for a GGUF file; for "safetensors" and "orbax" the path is a folder in the
-    manner of Hugging Face, or a hub id (then `revision` names a branch, tag or commit); for "dummy"
-    it is any of these.
+    `format` (`tokenizer_format` tells it) is "gguf" for a GGUF file; for "safetensors" and "orbax"
+    the path is a folder in the manner of Hugging Face, or a hub id (then `revision` names a branch,
+    tag or commit); for "dummy" it is any of these.
 
     Code from model repositories is never run: `trust_remote_code` is accepted because many launch
     scripts pass it, and a tokenizer that exists only as such code is refused either way.

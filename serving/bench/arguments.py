@@ -150,7 +150,7 @@ def open_tokenizer(model: str) -> "Tokenizer":
       ConfigError: it cannot be loaded.
     """
     from jaxllm.checkpoints.resolve import PACKAGED, resolve
-    from jaxllm.text.tokenizer import load_tokenizer
+    from jaxllm.text.tokenizer import load_tokenizer, tokenizer_format
 
     path = Path(model)
     try:
@@ -159,8 +159,7 @@ def open_tokenizer(model: str) -> "Tokenizer":
         if not path.exists() and model.count("/") != 1:
             # Served under a name of its own; a hub id has one slash.
             raise ConfigError("no such file, folder or hub id")
-        kind = "gguf" if path.suffix == ".gguf" else "safetensors"
-        return load_tokenizer(path if path.exists() else model, format=kind)
+        return load_tokenizer(path if path.exists() else model, format=tokenizer_format(path))
     except (ValueError, OSError) as error:
         raise ConfigError(
             f"no tokenizer {model!r}: give --tokenizer FOLDER, or --skip-tokenizer-init ({error})"

@@ -11,15 +11,19 @@ import huggingface_hub
 import pytest
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
+from jaxllm.checkpoints import hub
+from jaxllm.checkpoints.resolve import PACKAGED, resolve
 from jaxllm.text.chat_template import encode_chat, render_conversation
 from jaxllm.text.errors import PromptError, TokenizerError, UnencodableTextError
 from jaxllm.text.token_bytes import Decoding, Joining, decoding_of
-from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from jaxllm.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_format
+from tests.checkpoints.gguf_files import write_gguf
 from tests.text.small_tokenizers import (
     CORPUS,
     byte_level_backend,
     sentencepiece_backend,
     sentencepiece_vocab,
+    smollm2_path,
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "smollm2_tokenizer.json"
@@ -83,6 +87,43 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path, offline):
         load_tokenizer("org/missing-model", format="safetensors", revision="main")
     with pytest.raises(TokenizerError, match=r"nothing\.gguf"):
         load_tokenizer(tmp_path / "nothing.gguf", format="gguf")
+
+
+def test_a_model_has_the_format_of_the_place_where_it_is_found(tmp_path, monkeypatch):
+    folder, lone, both = tmp_path / "folder", tmp_path / "lone", tmp_path / "both"
+    for path in (folder, both, tmp_path / "models"):
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+    lone.mkdir()
+    for path in (lone, both):
+        write_gguf(path / "a.gguf")
+    expected = {
+        str(folder): "safetensors",
+        str(lone): "gguf",
+        str(lone / "a.gguf"): "gguf",
+        str(both): "safetensors",
+        "models": "safetensors",
+        "~/folder": "safetensors",
+        "org/name": "safetensors",
+        "org/name@main": "safetensors",
+        "org/name:a.gguf": "gguf",
+    }
+    if smollm2_path() is not None:
+        expected |= dict.fromkeys(PACKAGED, "gguf")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(
+        hub, "download", lambda found, **_: lone / "a.gguf" if found.file else folder
+    )
+    for model, format in expected.items():
+        assert tokenizer_format(model, is_model=True) == format, model
+        found = resolve(model, load_format="dummy")
+        assert tokenizer_format(found.path) == format, model
+
+
+def test_the_tokenizer_of_another_model_may_be_a_hub_id_without_a_slash():
+    assert tokenizer_format("gpt2") == "safetensors"
+    assert tokenizer_format("gpt2", is_model=True) == "gguf"
 
 
 @pytest.mark.parametrize("trust", [True, False])
