@@ -24,7 +24,8 @@ class SamplingFields:
     """Per sampling row, int32 [S] each (S = max_num_seqs); floats as bits.
 
     Attributes:
-      rows: index of the row's last token among the step's tokens.
+      rows: place of the row's hidden state among those that are kept; T and above for rows without
+        a request.
       slots: the request's slot; rows without a request have slot S, a spare one.
       uniform: the noise of the draw, in [0, 1).
     """
@@ -48,9 +49,10 @@ class BatchFields:
     """The step's tokens and requests, int32.
 
     Attributes:
-      token_ids: [T]; -1 - s stands for the token last sampled into slot s.
+      token_ids: [T]; -1 - s stands for the token last sampled into slot s, V for padding.
       positions: [T]
       write_slots: [T] place in the pool, block * block_size + offset; 0 for padding.
+      kept: [T] the tokens whose hidden states are wanted; T past the last of them.
       query_starts: [R + 1]
       context_lens: [R]
       block_tables: [R, M]
@@ -59,6 +61,7 @@ class BatchFields:
     token_ids: Any
     positions: Any
     write_slots: Any
+    kept: Any
     query_starts: Any
     context_lens: Any
     block_tables: Any
@@ -88,12 +91,20 @@ class BatchLayout:
     def size(self) -> int:
         """Length of the buffer in int32."""
         tokens, requests = self.num_tokens, self.num_requests
-        return self.sampling_size + 3 * tokens + 2 * requests + 1 + requests * self.table_width
+        return self.sampling_size + 4 * tokens + 2 * requests + 1 + requests * self.table_width
 
     def split(self, packed: Any) -> BatchFields:
         """Views (numpy) or slices (traced) of the batch part of a packed buffer [size]."""
         tokens, requests = self.num_tokens, self.num_requests
-        sizes = (tokens, tokens, tokens, requests + 1, requests, requests * self.table_width)
+        sizes = (
+            tokens,
+            tokens,
+            tokens,
+            tokens,
+            requests + 1,
+            requests,
+            requests * self.table_width,
+        )
         fields = []
         offset = self.sampling_size
         for size in sizes:
@@ -131,8 +142,13 @@ class BatchPacker:
         self._vocab_size = vocab_size
         self._edits: list[RowEdits | None] = [None] * max_num_seqs
 
-    def pack(self, plan: StepPlan, layout: BatchLayout) -> tuple[np.ndarray, int, int]:
-        """The buffer int32 [layout.size], the number of sampling rows, and the sampler's need."""
+    def pack(
+        self, plan: StepPlan, layout: BatchLayout, keep_all: bool = False
+    ) -> tuple[np.ndarray, int, int]:
+        """The buffer int32 [layout.size], the number of sampling rows, and the sampler's need.
+
+        keep_all: the hidden states of all tokens are wanted, not those of the sampling rows alone.
+        """
         for request in plan.admitted:
             # A request may be preempted again before the step that admits it is packed.
             if request.slot >= 0:
@@ -162,12 +178,21 @@ class BatchPacker:
         blocks = fields.block_tables[owners, positions // self.block_size]
         fields.write_slots[:total] = blocks * self.block_size + positions % self.block_size
         self._fill_token_ids(plan, fields.token_ids, slots, ends)
+        fields.token_ids[total:] = self._vocab_size
 
         samples = np.asarray(plan.samples, bool)
         num_sampled = plan.num_sampled
         sampled_slots = slots[samples]
         sampling = split_sampling(packed[: layout.sampling_size], self.max_num_seqs)
-        sampling.rows[:num_sampled] = ends[samples] - 1
+        last_tokens = ends[samples] - 1
+        fields.kept[:] = layout.num_tokens
+        sampling.rows[:] = layout.num_tokens
+        if keep_all:
+            fields.kept[:total] = np.arange(total)
+            sampling.rows[:num_sampled] = last_tokens
+        else:
+            fields.kept[:num_sampled] = last_tokens
+            sampling.rows[:num_sampled] = np.arange(num_sampled)
         sampling.slots[:] = self.max_num_seqs
         sampling.slots[:num_sampled] = sampled_slots
         need = int(self._needs[sampled_slots].max(initial=GREEDY))

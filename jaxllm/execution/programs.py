@@ -32,8 +32,8 @@ from jaxllm.execution.step import (
     head_logits,
     sample_rows,
     sampled_logprobs,
-    take_rows,
 )
+from jaxllm.models.layers import take_rows
 from pallas_kernels.paged_attention.pool import pool_dtype, pool_shape, pool_spec
 
 logger = logging.getLogger(__name__)

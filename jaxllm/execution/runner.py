@@ -87,7 +87,10 @@ class Runner:
     def dispatch(self, plan: StepPlan) -> DeviceStep:
         """Starts the programs of a step; does not wait for them."""
         key = self.programs.forward_key(plan.num_tokens, plan.is_decode)
-        packed, num_sampled, need = self._packer.pack(plan, self.programs.layout(key))
+        scores = any(request.params.prompt_logprobs is not None for request in plan.requests)
+        packed, num_sampled, need = self._packer.pack(
+            plan, self.programs.layout(key), keep_all=scores
+        )
         hidden, rows, sampling, self._k_pools, self._v_pools = self.programs[key](
             self.params, self._k_pools, self._v_pools, self._last_tokens, self._put(packed)
         )
@@ -99,7 +102,7 @@ class Runner:
 
     def hidden_states(self, plan: StepPlan, key: ProgramKey) -> np.ndarray:
         """Runs a plan through one forward program and samples nothing: [T, hidden] with padding."""
-        packed, _, _ = self._packer.pack(plan, self.programs.layout(key))
+        packed, _, _ = self._packer.pack(plan, self.programs.layout(key), keep_all=True)
         hidden, _, _, self._k_pools, self._v_pools = self.programs[key](
             self.params, self._k_pools, self._v_pools, self._last_tokens, self._put(packed)
         )

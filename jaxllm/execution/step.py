@@ -12,6 +12,7 @@ from jaxllm.execution.logprobs import all_logprobs, processed_logits, token_logp
 from jaxllm.execution.mesh import TENSOR_AXIS, HeadLayout
 from jaxllm.execution.parameters import FunctionalModel, Params
 from jaxllm.execution.sampler import sample
+from jaxllm.models.layers import take_rows
 from pallas_kernels.paged_attention.api import attend_and_write
 from pallas_kernels.paged_attention.pool import pool_spec
 
@@ -103,8 +104,8 @@ def forward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, Pools, Pools]:
     """Runs the step's tokens through the layers.
 
-    Returns the hidden states of all tokens [T, hidden] and of the sampling rows [S, hidden], the
-    sampling part of the buffer, and the updated pools.
+    Returns the hidden states that the batch keeps [T, hidden], those of the sampling rows
+    [S, hidden], zeros behind them, the sampling part of the buffer, and the updated pools.
     """
     batch = layout.split(packed)
     sampling = packed[: layout.sampling_size]
@@ -123,10 +124,11 @@ def forward(
         for k_pool, v_pool in zip(k_pools, v_pools, strict=True)
     ]
     module = model.bind(params)
-    hidden, caches = module.hidden(ids, batch.positions, PagedAttend(plan, decode), caches)
+    attend = PagedAttend(plan, decode)
+    hidden, caches = module.hidden(ids, batch.positions, attend, caches, batch.kept)
     rows = split_sampling(sampling, layout.max_num_seqs).rows
     k_pools, v_pools = [cache.k_pool for cache in caches], [cache.v_pool for cache in caches]
-    return hidden, hidden[rows], sampling, k_pools, v_pools
+    return hidden, take_rows(hidden, rows), sampling, k_pools, v_pools
 
 
 def head_logits(
@@ -177,8 +179,3 @@ def sampled_logprobs(
     if num_top is None:
         return logprobs, ranks, all_logprobs(logits)
     return logprobs, ranks, values, ids
-
-
-def take_rows(hidden: jax.Array, rows: jax.Array) -> jax.Array:
-    """hidden [T, hidden] at rows int32 [S]: [S, hidden]."""
-    return hidden[rows]

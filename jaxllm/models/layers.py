@@ -38,6 +38,11 @@ def as_it_is(x: Any) -> Any:
     return x
 
 
+def take_rows(x: jax.Array, rows: jax.Array | None) -> jax.Array:
+    """x [T, ...] at rows int32 [N], zeros where a row is T or above: [N, ...]; None takes all."""
+    return x if rows is None else jnp.take(x, rows, axis=0, mode="fill", fill_value=0)
+
+
 def quantize_rows(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """weight [out, in] as int8 and the float32 value of a step in each row [out]: symmetric, to
     nearest, the largest magnitude of a row at 127."""
@@ -103,11 +108,11 @@ class Embedding(Matrix):
         self.dtype = dtype
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
-        """token_ids int32 [...] -> [..., hidden]."""
-        rows = jnp.take(self.weight[...], token_ids, axis=0)
+        """token_ids int32 [...] -> [..., hidden]; V and above stand for no token: zeros."""
+        rows = jnp.take(self.weight[...], token_ids, axis=0, mode="fill", fill_value=0)
         if self.weight_scale is None:
             return rows
-        scale = jnp.take(self.weight_scale[...], token_ids)
+        scale = jnp.take(self.weight_scale[...], token_ids, mode="fill", fill_value=0)
         return (rows * scale[..., None]).astype(self.dtype)
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers import Embedding, Linear, Ops, RMSNorm
+from jaxllm.models.layers import Embedding, Linear, Ops, RMSNorm, take_rows
 from jaxllm.models.rope import apply_rope, rope_tables
 
 
@@ -60,9 +60,16 @@ class Attention(nnx.Module):
             self.k_norm = RMSNorm(dim, config.rms_norm_eps, ops, dtype, axis="head_dim")
 
     def __call__(
-        self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, cache: Any
+        self,
+        x: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        attend: Attend,
+        cache: Any,
+        kept: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """x [..., hidden] -> [..., hidden] and the cache; cos and sin [..., 1, D / 2]."""
+        """x [..., hidden] -> [..., hidden], or its kept rows, and the cache; cos and sin
+        [..., 1, D / 2]."""
         config = self.config
         heads = (*x.shape[:-1], -1, config.head_dim)
         q, k, v = (proj(x).reshape(heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -70,7 +77,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (apply_rope(x, cos, sin, self.ops.apart) for x in (q, k))
         out, cache = attend(q, k, v, cache, self.window)
-        return self.o_proj(out.reshape(*x.shape[:-1], -1)), cache
+        return self.o_proj(take_rows(out.reshape(*x.shape[:-1], -1), kept)), cache
 
 
 class MLP(nnx.Module):
@@ -95,10 +102,18 @@ class DecoderLayer(nnx.Module):
         self.mlp = MLP(config, ops, dtype, rngs)
 
     def __call__(
-        self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, cache: Any
+        self,
+        x: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        attend: Attend,
+        cache: Any,
+        kept: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        out, cache = self.self_attn(self.input_layernorm(x), cos, sin, attend, cache)
-        x = x + out
+        """x [..., hidden] -> [..., hidden] and the cache. With kept, int32 [N], x is [T, hidden]
+        and the result [N, hidden]: of those rows alone; T and above stand for none."""
+        out, cache = self.self_attn(self.input_layernorm(x), cos, sin, attend, cache, kept)
+        x = take_rows(x, kept) + out
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
@@ -111,9 +126,10 @@ def _run_layer(
     cos: jax.Array,
     sin: jax.Array,
     cache: Any,
+    kept: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
     """A layer as a jitted function, so that a deep model is traced and lowered layer by kind."""
-    return nnx.merge(graphdef, state)(x, cos, sin, attend, cache)
+    return nnx.merge(graphdef, state)(x, cos, sin, attend, cache, kept)
 
 
 class Decoder(nnx.Module):
@@ -127,7 +143,12 @@ class Decoder(nnx.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, dtype)
 
     def __call__(
-        self, token_ids: jax.Array, positions: jax.Array, attend: Attend, caches: Sequence[Any]
+        self,
+        token_ids: jax.Array,
+        positions: jax.Array,
+        attend: Attend,
+        caches: Sequence[Any],
+        kept: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Any]]:
         x = self.embed_tokens(token_ids)
         x = x.astype(self.ops.activation_dtype or x.dtype)
@@ -137,7 +158,8 @@ class Decoder(nnx.Module):
         new_caches = []
         for layer, cache in zip(self.layers, caches, strict=True):
             graphdef, state = nnx.split(layer)
-            x, new_cache = _run_layer(graphdef, attend, state, x, cos, sin, cache)
+            of_layer = kept if layer is self.layers[-1] else None
+            x, new_cache = _run_layer(graphdef, attend, state, x, cos, sin, cache, of_layer)
             new_caches.append(new_cache)
         return self.norm(x), new_caches
 
@@ -171,11 +193,21 @@ class LlamaForCausalLM(nnx.Module):
             )
 
     def hidden(
-        self, token_ids: jax.Array, positions: jax.Array, attend: Attend, caches: Sequence[Any]
+        self,
+        token_ids: jax.Array,
+        positions: jax.Array,
+        attend: Attend,
+        caches: Sequence[Any],
+        kept: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Any]]:
         """Last hidden states, normalised: int32 [...] ids and positions, and a cache per layer
-        -> [..., hidden] and the new caches."""
-        return self.model(token_ids, positions, attend, caches)
+        -> [..., hidden] and the new caches.
+
+        With kept, int32 [N], the tokens are [T] and the states [N, hidden], those of these tokens
+        alone: the last layer needs the others only for their K and V. An id of V or above, and a
+        kept token of T or above, stand for none: rows of zeros go through the layers there.
+        """
+        return self.model(token_ids, positions, attend, caches, kept)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., hidden] -> float32 [..., V]."""

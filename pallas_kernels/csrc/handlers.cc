@@ -304,7 +304,21 @@ ffi::Error write_and_attend(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuff
   return ffi::Error::Success();
 }
 
-// scale is f32 [N] for int8 weights and [0] for others.
+// How many of x's rows come before those at its end that hold nothing but zeros; both zeros of a
+// float are the bits of an integer that vanishes when shifted by one.
+template <class Bits>
+int64_t rows_before_zeros(const Bits* x, int64_t rows, int64_t k) {
+  for (; rows > 0; rows--) {
+    const Bits* row = x + (rows - 1) * k;
+    Bits any = 0;
+    for (int64_t i = 0; i < k; i++) any |= row[i];
+    if (Bits(any << 1)) break;
+  }
+  return rows;
+}
+
+// scale is f32 [N] for int8 weights and [0] for others. Rows of zeros at the end of x, with which
+// batches are padded, give zeros without being multiplied.
 ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
                   ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> out, int32_t isa) {
   auto xd = x.dimensions(), wd = w.dimensions();
@@ -326,9 +340,12 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w,
   }
   a.w = w.untyped_data();
   a.out = out->untyped_data();
-  a.m = xd[0];
   a.k = xd[1];
   a.n = wd[0];
+  a.m = x_dtype == F32 ? rows_before_zeros((const uint32_t*)x.untyped_data(), xd[0], a.k)
+                       : rows_before_zeros((const uint16_t*)x.untyped_data(), xd[0], a.k);
+  const size_t row_of_out = a.n * bytes_of(a.out_dtype);
+  std::memset((char*)a.out + a.m * row_of_out, 0, (xd[0] - a.m) * row_of_out);
   if (a.m == 0 || a.n == 0) return ffi::Error::Success();
   a.k_padded = kernels.linear_k_padded(a.k, a.w_dtype);
   const int64_t bytes_of_x = kernels.packed_bytes(a.w_dtype);

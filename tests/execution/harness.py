@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxllm.engine.request import Request
 from jaxllm.engine.step_plan import StepPlan
-from jaxllm.execution.batch import BatchLayout, BatchPacker, split_sampling
+from jaxllm.execution.batch import BatchLayout, BatchPacker
 from jaxllm.execution.mesh import HeadLayout
 from jaxllm.execution.step import AttentionPlan, forward
 from jaxllm.sampling_params import SamplingParams
@@ -56,6 +56,16 @@ class Harness:
 
     def run(self, chunks: list[tuple[int, int, int]], decode: bool = False) -> list[np.ndarray]:
         """Runs (sequence, start, count) chunks in one step; logits [count, V] of each."""
+        hidden, rows = self.hidden(chunks, decode, keep_all=True)
+        ends = np.cumsum([count for *_, count in chunks])
+        np.testing.assert_array_equal(rows, hidden[ends - 1])
+        logits = np.asarray(self.recorded.model.bind(self.recorded.params).logits(hidden))
+        return [logits[end - count : end] for end, (*_, count) in zip(ends, chunks, strict=True)]
+
+    def hidden(
+        self, chunks: list[tuple[int, int, int]], decode: bool = False, keep_all: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Kept hidden states [T, hidden] of such a step, and those of each chunk's last token."""
         plan = StepPlan()
         for index, start, count in chunks:
             request = self.requests[index]
@@ -64,14 +74,9 @@ class Harness:
                 plan.admitted.append(request)
             plan.add(request, start, count, True, False)
         layout, program = self.programs[decode]
-        packed, _, _ = self.packer.pack(plan, layout)
-        split_sampling(packed[: layout.sampling_size], SLOTS).rows[:] = np.arange(SLOTS) % (
-            layout.num_tokens
-        )
+        packed, _, _ = self.packer.pack(plan, layout, keep_all)
         last_tokens = jnp.zeros(SLOTS + 1, jnp.int32)
-        _, hidden, _, self.k_pools, self.v_pools = program(
+        hidden, rows, _, self.k_pools, self.v_pools = program(
             self.recorded.params, self.k_pools, self.v_pools, last_tokens, jnp.asarray(packed)
         )
-        logits = np.asarray(self.recorded.model.bind(self.recorded.params).logits(hidden))
-        ends = np.cumsum([count for *_, count in chunks])
-        return [logits[end - count : end] for end, (*_, count) in zip(ends, chunks, strict=True)]
+        return np.asarray(hidden), np.asarray(rows)[: len(chunks)]

@@ -57,6 +57,13 @@ def test_every_way_of_cutting_gives_the_recorded_logits(recorded_and_impl):
     check(recorded, 3, 0, second)
     check(recorded, 0, lengths[0] - 1, third)
 
+    # The same batch where only the last tokens' hidden states are kept.
+    chunks = [(2, 5, 1), (3, 0, 30), (0, lengths[0] - 1, 1)]
+    _, every = harness.hidden(chunks, keep_all=True)
+    kept, rows = harness.hidden(chunks)
+    np.testing.assert_allclose(rows, every, atol=1e-5, rtol=1e-5)
+    np.testing.assert_array_equal(kept[:3], rows)
+
     # Token by token, two sequences in step.
     for position in range(6, 20):
         first, second = harness.run([(2, position, 1), (3, position + 24, 1)], decode=True)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxllm.errors import ConfigError
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.llama import LlamaForCausalLM
+from jaxllm.models.llama import LlamaForCausalLM, causal_attention
 from jaxllm.models.registry import ARCHITECTURES, find_family
 from tests.models.families import DATA, FAMILIES, load
 
@@ -36,6 +36,24 @@ def test_a_batch_of_sequences_is_what_training_calls():
     together = model(jnp.asarray(ids), jnp.asarray(positions))
     for row, (_, expected) in zip(together, recorded.sequences, strict=True):
         np.testing.assert_allclose(row, expected[:40], atol=1e-4, rtol=0)
+
+
+def test_kept_tokens_and_no_token():
+    recorded = load("qwen3")
+    ids = jnp.asarray(recorded.sequences[0][0][:12])
+    caches = [None] * recorded.model.config.num_layers
+
+    @jax.jit
+    def hidden(ids, kept):
+        model = recorded.model.bind(recorded.params)
+        return model.hidden(ids, jnp.arange(12), causal_attention, caches, kept)[0]
+
+    every = hidden(ids, None)
+    kept = hidden(ids, jnp.asarray([11, 3, 12, 99]))
+    np.testing.assert_allclose(kept[:2], every[jnp.asarray([11, 3])], atol=1e-5, rtol=1e-5)
+    model = recorded.model.bind(recorded.params)
+    nothing = model.model.embed_tokens(jnp.asarray([recorded.model.config.vocab_size]))
+    np.testing.assert_array_equal(nothing, 0.0)
 
 
 def test_gradients_reach_every_parameter():

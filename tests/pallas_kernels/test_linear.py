@@ -86,6 +86,23 @@ def test_row_bits_do_not_depend_on_the_batch(isa: str, w_dtype: str) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
+def test_zero_rows_at_the_end_are_not_multiplied(isa: str, x_dtype: str) -> None:
+    x, w = operands(70, 39, 100, x_dtype, "bfloat16")
+    # A row of zeros before others counts; at the end those of either sign do not.
+    padded = x.at[20].set(0.0).at[41:].set(0.0).at[50:60].set(-0.0)
+    expected = np.asarray(compiled("ffi")(padded[:41], w))
+    got = np.asarray(compiled("ffi")(padded, w))
+    np.testing.assert_array_equal(got[:41], expected)
+    np.testing.assert_array_equal(got[41:], 0.0)
+    # Only a row that is left out stays clear of weights that are not finite.
+    got = np.asarray(compiled("ffi")(padded, jnp.full_like(w, jnp.nan)))
+    assert np.isnan(got[:41]).all() and not got[41:].any()
+    for rows in (1, 5):
+        assert not np.asarray(compiled("ffi")(jnp.zeros((rows, 100), x_dtype), w)).any()
+
+
+@needs_kernels
 def test_never_reads_past_the_weights(isa: str) -> None:
     """Rows of NaN around w's own rows must not reach the result."""
     big = jnp.full((40, 200), jnp.nan, jnp.bfloat16).at[:33, :].set(0.5)
