@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -11,7 +12,6 @@ from jaxllm.errors import ConfigError
 from jaxllm.execution.memory import (
     GIB,
     MIB,
-    ProgramMemory,
     accelerator_pool_bytes,
     bytes_per_block,
     check_capacity,
@@ -19,8 +19,9 @@ from jaxllm.execution.memory import (
     num_blocks_for,
 )
 from jaxllm.execution.parameters import FunctionalModel
-from jaxllm.execution.programs import ProgramKey, Programs, RunnerConfig
+from jaxllm.execution.programs import Programs, RunnerConfig
 from jaxllm.execution.step import AttentionPlan
+from jaxllm.execution.step_memory import ProgramMemory, largest_programs, step_memory
 
 logger = logging.getLogger(__name__)
 
@@ -140,15 +141,24 @@ def _pool_bytes(
     device = plan.mesh.devices.flat[0]
     if device.platform == "cpu":
         return cpu_pool_bytes()
-    # The temporaries of a program do not depend on the size of the pool, so the largest programs
+    return _rest_of(device, config, model, plan, draft)
+
+
+def _rest_of(
+    device: jax.Device,
+    config: EngineConfig,
+    model: FunctionalModel,
+    plan: AttentionPlan,
+    draft: RunnerConfig,
+) -> int:
+    """Bytes of an accelerator that neither parameters nor a step take."""
+    # What a step needs beside the pool does not depend on the pool's size, so the largest programs
     # compiled for a pool of two blocks tell what is left for the real one.
     probe = Programs(model, plan, draft)
-    largest = [
-        ProgramKey("forward", draft.max_num_batched_tokens),
-        ProgramKey("logits", draft.max_num_seqs),
-        ProgramKey("sample", draft.max_num_seqs, 2),
-    ]
-    programs = [ProgramMemory.of(probe.compile(key)) for key in largest]
+    keys = largest_programs(draft)
+    with ThreadPoolExecutor() as threads:
+        measured = list(threads.map(lambda key: ProgramMemory.of(probe.compile(key)), keys))
+    step = step_memory(dict(zip(keys, measured, strict=True)))
     return accelerator_pool_bytes(
-        device, config.gpu_memory_utilization, model.num_bytes_per_device, programs
+        device, config.gpu_memory_utilization, model.num_bytes_per_device, step.peak, step.code
     )

@@ -1,8 +1,6 @@
 """How much memory the KV pool may take, and how many blocks that is."""
 
-import dataclasses
 import logging
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,33 +41,19 @@ def cpu_pool_bytes() -> int:
     return min(DEFAULT_CPU_KV_BYTES, total // 8)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProgramMemory:
-    """What running a program needs on one device beside its arguments, in bytes."""
-
-    temporaries: int
-    code: int
-
-    @classmethod
-    def of(cls, compiled: jax.stages.Compiled) -> "ProgramMemory":
-        analysis: Any = compiled.memory_analysis()
-        fresh_output = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-        return cls(
-            analysis.temp_size_in_bytes + max(fresh_output, 0),
-            analysis.generated_code_size_in_bytes,
-        )
-
-
 def accelerator_pool_bytes(
     device: jax.Device,
     utilization: float,
     parameter_bytes: int,
-    programs: list[ProgramMemory],
+    step_bytes: int,
+    code_bytes: int,
 ) -> int:
-    """Bytes left for the pool on one accelerator.
+    """Bytes left for the pool on one accelerator: limit * utilization - parameters - step - code -
+    reserve.
 
-    limit * utilization - parameters - max(temporaries) - code - reserve. Two steps may be in
-    flight, but they run one after the other and share their temporaries' space.
+    Args:
+      step_bytes: the arrays of a step and the temporaries of its programs.
+      code_bytes: of the programs.
 
     Raises:
       ConfigError: nothing is left; the message gives the parts.
@@ -80,21 +64,19 @@ def accelerator_pool_bytes(
             f"{device} does not report its memory; give the pool's size with --kv-cache-memory"
         )
     budget = int(stats["bytes_limit"] * utilization)
-    temporaries = max((program.temporaries for program in programs), default=0)
-    code = sum(program.code for program in programs)
-    left = budget - parameter_bytes - temporaries - code - RESERVE_BYTES
+    left = budget - parameter_bytes - step_bytes - code_bytes - RESERVE_BYTES
     logger.info(
-        "memory of %s: budget %.2f GiB = %.2f x %.2f, parameters %.2f, temporaries %.2f, "
+        "memory of %s: budget %.2f GiB = %.2f x %.2f, parameters %.2f, a step %.2f, "
         "code %.2f, reserve %.2f, left for KV %.2f",
         device, budget / GIB, utilization, stats["bytes_limit"] / GIB, parameter_bytes / GIB,
-        temporaries / GIB, code / GIB, RESERVE_BYTES / GIB, left / GIB,
+        step_bytes / GIB, code_bytes / GIB, RESERVE_BYTES / GIB, left / GIB,
     )  # fmt: skip
     if left <= 0:
         raise ConfigError(
             f"no memory is left for the KV pool: {budget / GIB:.2f} GiB "
             f"(gpu_memory_utilization={utilization}) minus parameters {parameter_bytes / GIB:.2f}, "
-            f"temporaries {temporaries / GIB:.2f}, code {code / GIB:.2f} and a reserve of "
-            f"{RESERVE_BYTES / GIB:.2f} GiB; lower max_num_batched_tokens, raise "
+            f"a step {step_bytes / GIB:.2f}, code {code_bytes / GIB:.2f} and a reserve of "
+            f"{RESERVE_BYTES / GIB:.2f} GiB; lower max_num_batched_tokens or max_num_seqs, raise "
             "tensor_parallel_size or gpu_memory_utilization"
         )
     return left

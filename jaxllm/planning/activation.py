@@ -1,4 +1,4 @@
-"""Memory a step needs beside weights and KV: compiled where that is possible, else a bound."""
+"""Memory a step needs beside weights and KV pool: compiled where that is possible, else a bound."""
 
 import dataclasses
 import importlib.metadata
@@ -20,12 +20,15 @@ logger = logging.getLogger(__name__)
 COMPILE_TIMEOUT_S = 600.0
 # Scratch space of matrix products, whatever their size.
 WORKSPACE_BYTES = 32 * 2**20
+# Of a row, and what one takes packed and unpacked.
+EDIT_ENTRIES = 1024
+EDIT_ENTRY_BYTES = 32
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepShape:
-    """What decides the temporaries of a step.
+    """What decides the memory of a step.
 
     Attributes:
       dtype, kv_dtype: names of numpy dtypes.
@@ -42,7 +45,7 @@ class StepShape:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Activation:
-    """Temporaries of the largest step on one device, in bytes.
+    """Arrays and temporaries of the largest step on one device, in bytes.
 
     Attributes:
       source: where the number comes from, for the reader of a plan.
@@ -59,9 +62,11 @@ def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
 
     The larger of the MLP's live set (input, residual and normed hidden states, one of them in
     float32, and gate, up and their product), attention's (hidden states, q, k, v in float32 for the
-    rotation and again in the dtype, the output), and the sampler's (logits and four more arrays of
-    their size, float32). Several devices add three float32 hidden states around the all-reduce.
-    Every array is counted whole where devices share it unevenly. Workspaces come on top.
+    rotation and again in the dtype, the output), and the sampler's (raw and edited logits and five
+    more arrays of their size, float32, beside the hidden states). Several devices add three float32
+    hidden states around the all-reduce. Every array is counted whole where devices share it
+    unevenly. Log probabilities of the whole vocabulary, of the step before, the entries that edit
+    1024 tokens a row, and workspaces come on top: see `jaxllm.execution.step_memory`.
     """
     item = DTYPE_BYTES[shape.dtype]
     tokens, hidden = shape.max_num_batched_tokens, config.hidden_size
@@ -69,8 +74,10 @@ def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
     heads = -(-(config.num_heads + 2 * config.num_kv_heads) // shape.tp) * config.head_dim
     states = tokens * hidden * (3 * item + 4 + (12 if shape.tp > 1 else 0))
     layer = states + max(3 * tokens * mlp * item, tokens * heads * (2 * item + 4))
-    sampler = 5 * 4 * shape.max_num_seqs * config.vocab_size
-    num_bytes = max(layer, sampler) + WORKSPACE_BYTES
+    logits = 4 * shape.max_num_seqs * config.vocab_size
+    sampler = (tokens + shape.max_num_seqs) * hidden * item + 7 * logits
+    entries = shape.max_num_seqs * EDIT_ENTRIES * EDIT_ENTRY_BYTES
+    num_bytes = max(layer, sampler) + logits + entries + WORKSPACE_BYTES
     return Activation(num_bytes, "upper bound by formula", compiled=False)
 
 
@@ -80,7 +87,8 @@ def can_compile() -> bool:
 
 
 def compile_activation(hf_config: dict[str, Any], shape: StepShape, gpu: Gpu) -> Activation | None:
-    """Temporaries of the real step programs, compiled for `gpu` in a process of its own.
+    """Memory of the real step programs, as the engine counts it, compiled for `gpu` in a process
+    of its own.
 
     Returns None where the compile fails, with the reason in the log: a plan can go on with the
     bound. Takes up to a minute.
@@ -115,7 +123,7 @@ def compile_activation(hf_config: dict[str, Any], shape: StepShape, gpu: Gpu) ->
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     parts = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in answer["programs"].items())
     return Activation(
-        max(answer["programs"].values()),
+        max(answer["programs"].values()) + answer["code"],
         f"step compiled for {gpu.name} ({parts}; attention: {answer['attention']})",
         compiled=True,
     )

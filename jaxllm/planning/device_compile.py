@@ -1,7 +1,7 @@
 """Compiles the engine's largest step programs for a GPU that is not there.
 
 A program of its own (`python -m jaxllm.planning.device_compile`): it reads a job as JSON from
-standard input and writes the temporaries of each program, in bytes, as JSON. It runs with
+standard input and writes what is there while each program runs, in bytes, as JSON. It runs with
 JAX_PLATFORMS=cpu, without which the CUDA plugin looks for a device and fails. Nothing imports it:
 the planner itself runs without JAX.
 
@@ -18,12 +18,12 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from jaxllm.execution.memory import ProgramMemory
 from jaxllm.execution.mesh import TENSOR_AXIS, HeadLayout
 from jaxllm.execution.ops import choose_ops
 from jaxllm.execution.parameters import FunctionalModel
-from jaxllm.execution.programs import ProgramKey, Programs, RunnerConfig
+from jaxllm.execution.programs import Programs, RunnerConfig
 from jaxllm.execution.step import AttentionPlan
+from jaxllm.execution.step_memory import ProgramMemory, largest_programs, step_memory
 from jaxllm.models.registry import find_family
 from jaxllm.planning.gpus import Gpu
 from pallas_kernels.paged_attention.registry import select_impl
@@ -95,7 +95,8 @@ device_description_str: "{kind}"
 
 
 def compile_step(hf_config: dict[str, Any], shape: dict[str, Any], gpu: Gpu) -> dict[str, Any]:
-    """{"attention": name, "programs": {name: bytes of temporaries on one device}}."""
+    """{"attention": name, "programs": {name: bytes on one device while it runs, beside parameters
+    and pools}, "code": bytes}."""
     return _programs(_shortened(hf_config), shape, gpu)
 
 
@@ -123,18 +124,16 @@ def _programs(hf_config: dict[str, Any], shape: dict[str, Any], gpu: Gpu) -> dic
     plan = AttentionPlan(
         attention, HeadLayout.of(config, tp), np.dtype(jax.numpy.dtype(shape["kv_dtype"])), mesh
     )
-    # Temporaries do not depend on the size of the pool; two blocks are the least.
+    # None of it depends on the size of the pool; two blocks are the least.
     limits = {f.name: shape[f.name] for f in dataclasses.fields(RunnerConfig) if f.name in shape}
     runner_config = RunnerConfig(**limits, num_blocks=2, enforce_eager=True)
     programs = Programs(model, plan, runner_config)
-    keys = [
-        ProgramKey("forward", runner_config.max_num_batched_tokens),
-        ProgramKey("logits", runner_config.max_num_seqs),
-        ProgramKey("sample", runner_config.max_num_seqs, 2),
-    ]
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        sizes = {key.kind: ProgramMemory.of(programs.compile(key)).temporaries for key in keys}
-    return {"attention": attention, "programs": sizes}
+        measured = {
+            key: ProgramMemory.of(programs.compile(key)) for key in largest_programs(runner_config)
+        }
+    step = step_memory(measured)
+    return {"attention": attention, "programs": dict(step.phases), "code": step.code}
 
 
 def main() -> int:

@@ -39,7 +39,7 @@ class Plan:
       device: name of the GPU, "cpu", or the memory that was given.
       memory_bytes: memory of the device; None where only the pool's size is known.
       num_params: parameters of the whole model.
-      activation_bytes: temporaries of the largest step.
+      activation_bytes: arrays and temporaries of the largest step.
       activation_source: a compile, or a formula's upper bound.
       pool_bytes: KV pool, 0 where the weights alone do not fit.
       num_blocks: P, the null block included.
@@ -129,7 +129,7 @@ def plan(
         2048, or max_model_len if that is less.
       target_itl: seconds between two tokens that decoding should keep, for max_num_seqs.
       max_step_time: seconds that a step of prompt tokens may take, for max_num_batched_tokens.
-      compile_step: compile the real step for `gpu` to know its temporaries; None does so where
+      compile_step: compile the real step for `gpu` to know its memory; None does so where
         JAX's CUDA plugin is installed.
 
     Raises:
@@ -295,7 +295,7 @@ def _notes(
     notes = []
     if kv_cache_memory is None and not activation.compiled:
         notes.append(
-            "temporaries are an upper bound by formula, so somewhat more may fit"
+            "the memory of a step is an upper bound by formula, so somewhat more may fit"
             + ("; with JAX's CUDA plugin installed the real step is compiled" if part else "")
         )
     try:

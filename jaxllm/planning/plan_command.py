@@ -50,7 +50,7 @@ def add_plan_command(
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="know a step's temporaries by compiling it for the GPU, without one; takes a minute "
+        help="know a step's memory by compiling it for the GPU, without one; takes a minute "
         "(default: where JAX's CUDA plugin is installed)",
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")

@@ -15,7 +15,7 @@ MOST_SEQS = 1024
 # A prompt token and a new one.
 SHORTEST = 2
 TOKEN_BUDGETS = (16384, 8192, 4096, 2048, 1024, 512)
-# Share of the memory that one step's temporaries may take before a smaller budget pays.
+# Share of the memory that one step may take before a smaller budget pays.
 TEMPORARIES_SHARE = 0.1
 OUTSIDE_BYTES = GIB
 OUTSIDE_BYTES_LINKED = 2 * GIB
@@ -88,7 +88,7 @@ def token_budget_knob(
       default: the engine's own choice, taken where there is no roofline.
       most_step_seconds: longest step a running request should wait for.
       memory_bytes: memory of the device, None where the pool's size is given.
-      bytes_per_token: temporaries of a token in a step.
+      bytes_per_token: memory of a token in a step.
     """
     if roofline is None:
         return Knob(

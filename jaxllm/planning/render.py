@@ -23,7 +23,7 @@ def render_table(plan: Plan) -> str:
         rows.append((f"memory{per_device}", _gib(plan.memory_bytes)))
     rows += [
         (f"weights{per_device}", _gib(plan.weight_bytes)),
-        ("temporaries of a step", f"{_gib(plan.activation_bytes)} ({plan.activation_source})"),
+        ("memory of a step", f"{_gib(plan.activation_bytes)} ({plan.activation_source})"),
         ("reserve", _gib(plan.reserve_bytes)),
         (f"KV pool{per_device}", _gib(plan.pool_bytes)),
         (f"KV of a token{per_device}", f"{plan.kv_bytes_per_token:,} bytes"),

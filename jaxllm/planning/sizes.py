@@ -71,7 +71,7 @@ class Sizes:
         )
 
     def activation(self, tp: int, seqs: int, budget: int) -> Activation:
-        """An upper bound of that step's temporaries."""
+        """An upper bound of that step's memory."""
         return activation_bound(self.config, self.shape(tp, seqs, budget))
 
     def pool(self, tp: int, utilization: float, activation: Activation) -> Pool:

@@ -4,7 +4,6 @@ import pytest
 from jaxllm.errors import ConfigError
 from jaxllm.execution.memory import (
     GIB,
-    ProgramMemory,
     accelerator_pool_bytes,
     bytes_per_block,
     check_capacity,
@@ -36,16 +35,15 @@ def test_a_block_holds_k_and_v_of_all_layers():
 
 
 def test_what_is_left_for_the_pool():
-    programs = [ProgramMemory(2 * GIB, 10), ProgramMemory(GIB, 20)]
-    left = accelerator_pool_bytes(Device(80 * GIB), 0.9, 15 * GIB, programs)
+    left = accelerator_pool_bytes(Device(80 * GIB), 0.9, 15 * GIB, 2 * GIB, 30)
     assert left == int(80 * GIB * 0.9) - 15 * GIB - 2 * GIB - 30 - GIB // 2
 
 
 def test_nothing_left_says_where_it_went():
-    with pytest.raises(ConfigError, match=r"14\.40 GiB .*parameters 15\.00.*raise"):
-        accelerator_pool_bytes(Device(16 * GIB), 0.9, 15 * GIB, [])
+    with pytest.raises(ConfigError, match=r"14\.40 GiB .*parameters 15\.00, a step 1\.00.*raise"):
+        accelerator_pool_bytes(Device(16 * GIB), 0.9, 15 * GIB, GIB, 0)
     with pytest.raises(ConfigError, match="--kv-cache-memory"):
-        accelerator_pool_bytes(Device(None), 0.9, 0, [])
+        accelerator_pool_bytes(Device(None), 0.9, 0, 0, 0)
 
 
 def test_blocks_come_in_groups_so_that_shapes_repeat():

@@ -30,10 +30,14 @@ def bound(**changes):
 
 
 def test_the_bound_grows_with_the_step():
-    assert bound(max_num_batched_tokens=512) == 2 * bound()
+    # Results of the step before, and what says how to edit.
+    row = 4 * 1024 + 32 * 1024
+    rest = SHAPE.max_num_seqs * row
+    assert bound(max_num_batched_tokens=512) - rest == 2 * (bound() - rest)
     assert bound(dtype="float32") > bound()
-    # With many rows the sampler needs most: five arrays of logits.
-    assert bound(max_num_seqs=4096) == 5 * 4 * 4096 * 1024
+    # With many rows the sampler needs most: seven arrays of logits, and the hidden states.
+    states = 2 * 256 * (256 + 4096)
+    assert bound(max_num_seqs=4096) == 7 * 4 * 4096 * 1024 + states + 4096 * row
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -51,6 +55,9 @@ def test_a_compiled_step_stays_below_the_bound():
     assert found is not None and found.compiled
     assert "compiled for H200" in found.source
     assert 0 < found.num_bytes <= bound() + activation.WORKSPACE_BYTES
+    # Two of logits, those of the step before, and the hidden states, besides temporaries.
+    assert found.num_bytes > 3 * 4 * 4 * 1024 + 2 * 256 * 256
+    assert "logprobs" in found.source
 
 
 def test_a_failed_compile_falls_back_and_says_why(monkeypatch, caplog):
