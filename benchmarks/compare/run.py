@@ -25,6 +25,7 @@ do different work would show near 0 on every request.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -37,39 +38,70 @@ from benchmarks.compare.summary import markdown, processor, summarise
 from benchmarks.compare.workloads import SETUPS, WORKLOADS
 
 
-def run_setup(
-    setup: str, workloads: list[str], args: argparse.Namespace, failed: dict[str, str]
-) -> list[dict[str, Any]]:
-    """All runs of the workloads that share a setup; what goes wrong is put into `failed`."""
-    running: dict[str, EngineProcess] = {}
-    runs: list[dict[str, Any]] = []
-    try:
-        for name in args.engines:
+@dataclasses.dataclass(slots=True)
+class Comparison:
+    """The runs so far, and why engines gave none; written after each round, so that an interrupted
+    comparison keeps what it has."""
+
+    args: argparse.Namespace
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def run_setup(self, setup: str, workloads: list[str]) -> None:
+        """All runs of the workloads that share a setup."""
+        running: dict[str, EngineProcess] = {}
+        try:
+            for name in self.args.engines:
+                try:
+                    running[name] = EngineProcess.start(name, setup, self.args)
+                    print(f"{name}: up after {running[name].startup_s:.1f} s", file=sys.stderr)
+                except (EngineFailedError, OSError) as error:
+                    self._fail(name, setup, error)
+            for round_number in range(self.args.rounds):
+                for workload in workloads:
+                    self._run_workload(workload, round_number, running)
+                self.write()
+        finally:
+            for engine in running.values():
+                engine.close()
+
+    def _run_workload(
+        self, workload: str, round_number: int, running: dict[str, EngineProcess]
+    ) -> None:
+        for name, engine in list(running.items()):
+            if round_number and name in ONCE:
+                continue
             try:
-                running[name] = EngineProcess.start(name, setup, args)
-                print(f"{name}: up after {running[name].startup_s:.1f} s", file=sys.stderr)
+                result = engine.run(workload, round_number, self.args.limit)
             except (EngineFailedError, OSError) as error:
-                failed[f"{name} ({setup})"] = str(error)
-                print(f"{name}: {error}", file=sys.stderr)
-        for round_number in range(args.rounds):
-            for workload in workloads:
-                for name, engine in list(running.items()):
-                    if round_number and name in ONCE:
-                        continue
-                    try:
-                        result = engine.run(workload, round_number, args.limit)
-                    except (EngineFailedError, OSError) as error:
-                        failed[f"{name} ({workload})"] = str(error)
-                        print(f"{name}: {error}", file=sys.stderr)
-                        running.pop(name).close()
-                        continue
-                    result["startup_s"] = round(engine.startup_s, 2)
-                    runs.append(result)
-                    print(f"{name} {workload}: {result['tok_per_s']} tok/s", file=sys.stderr)
-    finally:
-        for engine in running.values():
-            engine.close()
-    return runs
+                self._fail(name, workload, error)
+                running.pop(name).close()
+                continue
+            result["startup_s"] = round(engine.startup_s, 2)
+            self.runs.append(result)
+            print(f"{name} {workload}: {result['tok_per_s']} tok/s", file=sys.stderr)
+
+    def _fail(self, name: str, what: str, error: Exception) -> None:
+        self.failed[f"{name} ({what})"] = str(error)
+        print(f"{name}: {error}", file=sys.stderr)
+
+    def write(self) -> str:
+        """Writes compare.json, compare.md and compare.png; returns the table."""
+        rows = summarise(self.runs, self.args.reference)
+        table = markdown(rows, self.args.reference)
+        for name, reason in self.failed.items():
+            table += f"\n{name} gave no result: {reason}\n"
+        kept = [{k: v for k, v in run.items() if k != "outputs"} for run in self.runs]
+        results = {
+            "machine": {"processor": processor(), "cores": sorted(os.sched_getaffinity(0))},
+            "rows": rows,
+            "failed": self.failed,
+            "runs": kept,
+        }
+        (self.args.out / "compare.json").write_text(json.dumps(results, indent=1) + "\n")
+        (self.args.out / "compare.md").write_text(table)
+        plot_offline(rows, self.args.out / "compare.png")
+        return table
 
 
 def main() -> None:
@@ -90,29 +122,12 @@ def main() -> None:
     args.peers, args.model = args.peers.resolve(), str(Path(args.model).resolve())
     args.out.mkdir(parents=True, exist_ok=True)
 
-    failed: dict[str, str] = {}
-    runs: list[dict[str, Any]] = []
+    comparison = Comparison(args)
     for setup in SETUPS:
         workloads = [name for name in args.workloads if WORKLOADS[name].setup == setup]
         if workloads:
-            runs += run_setup(setup, workloads, args, failed)
-
-    rows = summarise(runs, args.reference)
-    table = markdown(rows, args.reference)
-    for name, reason in failed.items():
-        table += f"\n{name} gave no result: {reason}\n"
-    for run in runs:
-        del run["outputs"]
-    results = {
-        "machine": {"processor": processor(), "cores": sorted(os.sched_getaffinity(0))},
-        "rows": rows,
-        "failed": failed,
-        "runs": runs,
-    }
-    (args.out / "compare.json").write_text(json.dumps(results, indent=1) + "\n")
-    (args.out / "compare.md").write_text(table)
-    plot_offline(rows, args.out / "compare.png")
-    print(table, end="")
+            comparison.run_setup(setup, workloads)
+    print(comparison.write(), end="")
 
 
 if __name__ == "__main__":
