@@ -103,7 +103,11 @@ class EngineConfig:
         "promise the same bits for a request alone, in any batch, chunked, preempted or cached; "
         "checked at start",
     )
-    max_logprobs: int = _field(20, "most log probabilities a request may ask for at a position")
+    max_logprobs: int = _field(
+        20,
+        "most log probabilities a request may ask for at a position; -1: any number, and with -1 "
+        "the whole vocabulary",
+    )
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = _field(
         "raw_logprobs",
         "log probabilities of the logits as they are, or of the distribution sampled from",
@@ -135,11 +139,16 @@ class EngineConfig:
             ("long_prefill_token_threshold", 0),
             ("kv_cache_memory", 1),
             ("compilation_cache_max_size", 1),
-            ("max_logprobs", 1),
         ):
             value = getattr(self, name)
             if value is not None and not (_is_int(value) and value >= low):
                 raise ConfigError(f"{name}={value!r}: an integer of at least {low}")
+        if not _is_int(self.max_logprobs) or not (
+            self.max_logprobs >= 1 or self.max_logprobs == -1
+        ):
+            raise ConfigError(
+                f"max_logprobs={self.max_logprobs!r}: an integer of at least 1, or -1"
+            )
         if isinstance(self.max_model_len, int) and self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len={self.max_model_len}: at least 2, for a prompt token and a new one"

@@ -90,7 +90,8 @@ class SamplingParams:
       max_tokens: at most this many new tokens, >= 1; None means up to max_model_len.
       min_tokens: no end before this many tokens: end ids are masked, stop strings not looked for.
       logprobs: return the log probability of each sampled token and of the k most probable ones;
-        0 is the sampled token alone, -1 the whole vocabulary, True is 1.
+        0 is the sampled token alone, True is 1, -1 the whole vocabulary where the engine's
+        max_logprobs allows that.
       prompt_logprobs: the same for the prompt's tokens; the request then reads no cached prefix.
       detokenize: False leaves the text empty and saves the work.
       skip_special_tokens, spaces_between_special_tokens: how ids become text.
@@ -240,12 +241,19 @@ class SamplingParams:
         )
 
 
+def allows_all_logprobs(max_logprobs: int, vocab_size: int) -> bool:
+    """Whether a request may ask for the log probabilities of the whole vocabulary: max_logprobs is
+    -1, which is no limit, or not below the vocabulary."""
+    return max_logprobs == -1 or max_logprobs >= vocab_size
+
+
 def check_against_model(
     params: SamplingParams, vocab_size: int, max_logprobs: int, room: int
 ) -> None:
     """What only the engine can judge: ids, the number of logprobs, and min_tokens.
 
     Args:
+      max_logprobs: the engine's limit, -1 for none.
       room: how many tokens the longest output can have.
 
     Raises:
@@ -257,8 +265,13 @@ def check_against_model(
                 raise ParameterError(field, token, f"must be below the vocabulary of {vocab_size}")
     for field in ("logprobs", "prompt_logprobs"):
         value = getattr(params, field)
-        if value is not None and value > max_logprobs:
-            raise ParameterError(field, value, f"at most {max_logprobs} (max_logprobs), or -1")
+        if value is None or max_logprobs == -1:
+            continue
+        if value == -1 and not allows_all_logprobs(max_logprobs, vocab_size):
+            rule = f"stands for {vocab_size} tokens; at most {max_logprobs} (max_logprobs)"
+            raise ParameterError(field, value, rule)
+        if value > max_logprobs:
+            raise ParameterError(field, value, f"at most {max_logprobs} (max_logprobs)")
     if params.min_tokens > room:
         raise ParameterError(
             "min_tokens", params.min_tokens, f"the prompt leaves room for {room} tokens"

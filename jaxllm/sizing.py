@@ -22,6 +22,7 @@ from jaxllm.execution.parameters import FunctionalModel
 from jaxllm.execution.programs import Programs, RunnerConfig
 from jaxllm.execution.step import AttentionPlan
 from jaxllm.execution.step_memory import ProgramMemory, largest_programs, step_memory
+from jaxllm.sampling_params import allows_all_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,10 @@ CPU_LIMITS = Limits(64, 512, 32)
 SMALL_ACCELERATOR_LIMITS = Limits(256, 8192, 16)
 LARGE_ACCELERATOR_LIMITS = Limits(1024, 16384, 16)
 LARGE_ACCELERATOR_BYTES = 70 * GIB
+
+# Of the most probable tokens, where a request may ask for any number: more than this takes the
+# program that returns the whole vocabulary.
+NUM_TOP = 20
 
 
 def size_engine(
@@ -106,13 +111,15 @@ def _step_limits(
             f"max_num_batched_tokens={max_tokens} is below max_num_seqs={max_num_seqs}: "
             "a step could not give every running request a token"
         )
+    all_logprobs = allows_all_logprobs(config.max_logprobs, model.config.vocab_size)
     return RunnerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens,
         max_model_len=max_model_len,
         block_size=config.block_size or defaults.block_size,
         num_blocks=2,
-        max_logprobs=config.max_logprobs,
+        num_top=NUM_TOP if all_logprobs else config.max_logprobs,
+        all_logprobs=all_logprobs,
         processed_logprobs=config.logprobs_mode == "processed_logprobs",
         enforce_eager=config.enforce_eager,
         progress=progress,

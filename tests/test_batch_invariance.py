@@ -40,6 +40,7 @@ def start(dtype: str, **settings) -> LLM:
     options = {
         "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 8,
         "num_blocks": 20, "enforce_eager": True, "progress": False, "batch_invariant": True,
+        "max_logprobs": -1,
     }  # fmt: skip
     return LLM(str(DATA / "tiny_chat"), dtype=dtype, **{**options, **settings})
 

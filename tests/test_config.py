@@ -51,11 +51,12 @@ def test_flags_become_settings():
     config = parse(
         "--model", "m", "--max-model-len", "4k", "--no-enable-prefix-caching", "--dtype", "float32",
         "--kv-cache-memory-bytes", "1GiB", "--num-gpu-blocks-override", "17", "--async-scheduling",
-        "--gpu-memory-utilization", "0.5",
+        "--gpu-memory-utilization", "0.5", "--max-logprobs", "-1",
     )  # fmt: skip
     assert config == EngineConfig(
         model="m", max_model_len=4000, enable_prefix_caching=False, dtype="float32",
         kv_cache_memory=2**30, num_blocks=17, async_scheduling=True, gpu_memory_utilization=0.5,
+        max_logprobs=-1,
     )  # fmt: skip
 
 
@@ -70,6 +71,9 @@ def test_flags_become_settings():
         ({"max_model_len": "long"}, "max_model_len: 'long' is not a length"),
         ({"kv_cache_memory": "much"}, "kv_cache_memory: 'much' is not a size"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5"),
+        ({"max_logprobs": 0}, "max_logprobs=0: an integer of at least 1, or -1"),
+        ({"max_logprobs": -2}, "max_logprobs=-2"),
+        ({"max_logprobs": None}, "max_logprobs=None"),
         ({"scheduling_policy": "lifo"}, "scheduling_policy='lifo': one of fcfs, priority"),
     ],
     ids=str,

@@ -24,6 +24,15 @@ def llm():
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def unlimited():
+    return LLM(
+        str(DATA / "tiny_chat"), dtype="float32", max_model_len=64, max_num_seqs=4,
+        max_num_batched_tokens=16, block_size=8, kv_cache_memory="8MiB", enforce_eager=True,
+        progress=False, max_logprobs=-1,
+    )  # fmt: skip
+
+
 def one(llm, prompt=PROMPT, **options):
     options = {"temperature": 0, "max_tokens": 20, "ignore_eos": True, **options}
     return llm.generate(prompt, SamplingParams(**options), use_tqdm=False)[0]
@@ -111,17 +120,58 @@ def test_logprobs_are_those_of_the_prompt_pass(llm):
     assert completion.cumulative_logprob == pytest.approx(total)
 
 
-def test_zero_logprobs_give_the_sampled_token_and_minus_one_all(llm):
+def test_zero_logprobs_give_the_sampled_token_and_more_than_the_limit_are_refused(llm):
     vocab = llm._engine.model_config.vocab_size
     assert all(len(e) == 1 for e in one(llm, logprobs=0).outputs[0].logprobs)
-    entries = one(llm, logprobs=-1, max_tokens=2).outputs[0].logprobs
-    assert all(len(entry) == vocab for entry in entries)
-    assert sum(np.exp(e.logprob) for e in entries[0].values()) == pytest.approx(1, abs=1e-4)
     with pytest.raises(ParameterError, match="logprobs=21: at most 20"):
         one(llm, logprobs=21)
+    for field in ("logprobs", "prompt_logprobs"):
+        with pytest.raises(ParameterError, match=f"{field}=-1: stands for {vocab} tokens; at most"):
+            one(llm, **{field: -1})
 
 
-def test_a_neighbour_that_wants_the_whole_vocabulary_changes_nothing(llm):
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_without_a_limit_any_number_and_the_whole_vocabulary_can_be_had(unlimited, field):
+    vocab = unlimited._engine.model_config.vocab_size
+
+    def entries(count):
+        output = one(unlimited, max_tokens=2, **{field: count})
+        found = output.outputs[0].logprobs if field == "logprobs" else output.prompt_logprobs[1:]
+        assert len(found) == (2 if field == "logprobs" else 11)
+        return found
+
+    def by_rank(entry):
+        return [e.logprob for e in sorted(entry.values(), key=lambda e: e.rank)]
+
+    everything = entries(-1)
+    assert all(len(entry) == vocab for entry in everything)
+    assert sum(np.exp(e.logprob) for e in everything[0].values()) == pytest.approx(1, abs=1e-4)
+    # 20 are what a program of their own returns.
+    for count in (19, 20, 21, 25, vocab, vocab + 7):
+        for whole, some in zip(everything, entries(count), strict=True):
+            token = next(iter(some))
+            others = {t: e for t, e in some.items() if e.rank <= count}
+            assert len(others) == min(count, vocab)
+            assert set(some) == {token, *others}
+            assert by_rank(others) == pytest.approx(by_rank(whole)[:count], abs=1e-5)
+            expected = [whole[t].logprob for t in some]
+            assert [e.logprob for e in some.values()] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_start_without_a_limit_has_the_programs_of_the_whole_vocabulary(llm, unlimited):
+    few, more = (engine._engine.runner.programs for engine in (llm, unlimited))
+    for programs, variants in ((few, {0}), (more, {0, 1})):
+        keys = [key for key in programs.keys() if key.kind == "logprobs"]  # noqa: SIM118
+        sizes = {key.size for key in keys}
+        assert {(key.size, key.variant) for key in keys} == {
+            (s, v) for s in sizes for v in variants
+        }
+    assert few.num_top == more.num_top == 20
+    assert [more.logprob_variant(wanted) for wanted in ([20, 0], [0, 21], [-1])] == [0, 1, 1]
+
+
+def test_a_neighbour_that_wants_the_whole_vocabulary_changes_nothing(unlimited):
+    llm = unlimited
     alone = one(llm, logprobs=3, prompt_logprobs=2)
     options = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
     few = SamplingParams(**options, logprobs=3, prompt_logprobs=2)

@@ -108,6 +108,8 @@ def test_words_and_biases_are_brought_to_one_form():
         ({"stop_token_ids": [100]}, "stop_token_ids=100"),
         ({"logprobs": 21}, r"logprobs=21: at most 20 \(max_logprobs\)"),
         ({"prompt_logprobs": 21}, "prompt_logprobs=21"),
+        ({"logprobs": -1}, r"logprobs=-1: stands for 100 tokens; at most 20 \(max_logprobs\)"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs=-1: stands for 100 tokens"),
         ({"min_tokens": 9, "max_tokens": None}, "min_tokens=9: the prompt leaves room for 8"),
     ],
     ids=str,
@@ -115,7 +117,20 @@ def test_words_and_biases_are_brought_to_one_form():
 def test_what_only_the_engine_can_judge(options, message):
     with pytest.raises(ParameterError, match=message):
         check_against_model(SamplingParams(**options), 100, 20, 8)
-    check_against_model(SamplingParams(logprobs=-1, prompt_logprobs=20), 100, 20, 8)
+    check_against_model(SamplingParams(logprobs=20, prompt_logprobs=20), 100, 20, 8)
+
+
+@pytest.mark.parametrize(
+    ("max_logprobs", "allowed", "refused"),
+    [(-1, [-1, 25, 101], []), (100, [-1, 100], [101]), (99, [99], [-1, 100])],
+)
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_the_whole_vocabulary_where_it_is_allowed(max_logprobs, allowed, refused, field):
+    for count in allowed:
+        check_against_model(SamplingParams(**{field: count}), 100, max_logprobs, 8)
+    for count in refused:
+        with pytest.raises(ParameterError, match=f"{field}={count}: .*at most {max_logprobs}"):
+            check_against_model(SamplingParams(**{field: count}), 100, max_logprobs, 8)
 
 
 def test_greedy_switches_the_rest_off():

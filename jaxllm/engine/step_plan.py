@@ -71,14 +71,14 @@ class LogprobRows:
     top_ids: np.ndarray | None
 
     def row(self, index: int, token_id: int, count: int) -> TokenLogprobs:
-        """One position, with the `count` most probable tokens (-1: all there are)."""
+        """One position, with the `count` most probable tokens, or all V of them (-1)."""
         values = self.top_logprobs[index]
         ids: np.ndarray | None = None
         if self.top_ids is not None:
             ids = self.top_ids[index, :count]
             values = values[:count]
-        elif count >= 0:
-            # Another request of the step asked for the whole vocabulary.
+        elif 0 <= count < len(values):
+            # The step returned the whole vocabulary, for this or for another of its requests.
             ids = _most_probable(values, count)
             values = values[ids]
         return TokenLogprobs(

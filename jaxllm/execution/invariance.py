@@ -132,7 +132,8 @@ def _check_rows(runner: Runner, logits: np.ndarray) -> None:
             results = runner.programs[key](*rows, fields_of_rows)
         return [np.asarray(result) for result in results]
 
-    kinds = [("sample", need) for need in range(1, len(NEEDS))] + [("logprobs", 0), ("logprobs", 1)]
+    kinds = [("sample", need) for need in range(1, len(NEEDS))]
+    kinds += [("logprobs", variant) for variant in runner.programs.logprob_variants]
     for kind, variant in kinds:
         expected = run(ProgramKey(kind, num_rows, variant), place)
         for size in _sizes(runner, kind):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ class RunnerConfig:
 
     Attributes:
       num_blocks: P, the null block included.
-      max_logprobs: most tokens whose log probabilities are returned at a position.
+      num_top: how many of the most probable tokens come with a position's log probability.
+      all_logprobs: whether a step may be asked for more, which takes the whole vocabulary.
       processed_logprobs: return those of the distribution sampled from, not of the raw logits.
       enforce_eager: compile a bucket when it is first needed, not at start.
       fixed_shapes: one bucket of tokens and one of rows, for programs whose results depend on the
@@ -60,7 +62,8 @@ class RunnerConfig:
     max_model_len: int
     block_size: int
     num_blocks: int
-    max_logprobs: int = 20
+    num_top: int = 20
+    all_logprobs: bool = False
     processed_logprobs: bool = False
     enforce_eager: bool = False
     fixed_shapes: bool = False
@@ -142,7 +145,7 @@ class Programs:
             rows = self._row_buckets if need == GREEDY else self._coarse_row_buckets
             keys += [ProgramKey("sample", size, need) for size in reversed(rows)]
         for size in self._coarse_row_buckets:
-            keys += [ProgramKey("logprobs", size, 0), ProgramKey("logprobs", size, 1)]
+            keys += [ProgramKey("logprobs", size, variant) for variant in self.logprob_variants]
             keys.append(ProgramKey("mask", size))
             entries = entry_buckets(size, self.config.max_model_len)
             keys += [ProgramKey("edit", size, count) for count in entries]
@@ -150,6 +153,20 @@ class Programs:
         sizes = {key.size for key in keys if key.kind == "forward"}
         keys += [ProgramKey("rows", size) for size in sorted(sizes)]
         return keys
+
+    @property
+    def logprob_variants(self) -> tuple[int, ...]:
+        """Variants of the logprobs programs that requests may need."""
+        return (0, 1) if self.config.all_logprobs else (0,)
+
+    @property
+    def num_top(self) -> int:
+        """How many of the most probable tokens come with a position's log probability."""
+        return min(self.config.num_top, self.model.config.vocab_size)
+
+    def logprob_variant(self, wanted: Iterable[int]) -> int:
+        """That of the logprobs program for rows which want so many tokens each (-1: all)."""
+        return int(any(not 0 <= count <= self.num_top for count in wanted))
 
     def compile(self, key: ProgramKey) -> jax.stages.Compiled:
         """Compiles one program from abstract shapes, or finds it in the store."""
@@ -165,7 +182,9 @@ class Programs:
     @functools.cached_property
     def _description(self) -> str:
         """A hash of all that the programs' functions hold besides their arguments."""
-        shaping = dataclasses.replace(self.config, progress=False, enforce_eager=False)
+        shaping = dataclasses.replace(
+            self.config, progress=False, enforce_eager=False, all_logprobs=False
+        )
         parts = (self.model, self.plan, shaping)
         return hashlib.sha256(without_addresses(repr(parts)).encode()).hexdigest()
 
@@ -254,7 +273,7 @@ class Programs:
 
     def _define_logprobs(self, key: ProgramKey) -> Program:
         config = self.config
-        num_top = None if key.variant else min(config.max_logprobs, self.model.config.vocab_size)
+        num_top = None if key.variant else self.num_top
         function = functools.partial(
             sampled_logprobs, num_top, config.processed_logprobs, config.max_num_seqs
         )

@@ -161,8 +161,8 @@ class Runner:
         if not wanted:
             return token_ids, None
         source = logits if self.config.processed_logprobs else raw
-        everything = int(min(wanted) < 0)
-        arrays = self._run("logprobs", num_rows, everything, source, token_ids, floors, sampling)
+        variant = self.programs.logprob_variant(wanted)
+        arrays = self._run("logprobs", num_rows, variant, source, token_ids, floors, sampling)
         return token_ids, DeviceLogprobs(arrays)
 
     def _prompt_logprobs(
@@ -177,6 +177,7 @@ class Runner:
             start, count = plan.starts[index], plan.counts[index]
             wanted = request.params.prompt_logprobs
             if wanted is not None:
+                variant = self.programs.logprob_variant([wanted])
                 end = min(start + count, request.num_prompt_tokens - 1)
                 for first in range(start, end, group):
                     positions = np.arange(first, min(first + group, end))
@@ -188,7 +189,7 @@ class Runner:
                     logits = self._run("logits", group, 0, self._head_params, taken)
                     everything = jnp.full(group, -jnp.inf, device=self.programs.replicated)
                     arrays = self._run(
-                        "logprobs", group, int(wanted < 0), logits, self._put(targets),
+                        "logprobs", group, variant, logits, self._put(targets),
                         everything, sampling,
                     )  # fmt: skip
                     results.append((index, DeviceLogprobs(arrays), len(positions)))

@@ -63,24 +63,26 @@ def largest_programs(config: RunnerConfig) -> list[ProgramKey]:
     """
     rows = config.max_num_seqs
     entries = entry_buckets(rows, config.max_model_len)[:2][-1]
-    return [
+    keys = [
         ProgramKey("forward", config.max_num_batched_tokens),
         ProgramKey("logits", rows),
         ProgramKey("mask", rows),
         ProgramKey("edit", rows, entries),
         ProgramKey("sample", rows, TRUNCATED),
         ProgramKey("logprobs", rows, 0),
-        ProgramKey("logprobs", rows, 1),
     ]
+    if config.all_logprobs:
+        keys.append(ProgramKey("logprobs", rows, 1))
+    return keys
 
 
 def step_memory(programs: Mapping[ProgramKey, ProgramMemory]) -> StepMemory:
-    """The largest step: every row edited, sampled with truncation, and asked for the log
-    probabilities of the whole vocabulary, while those of the step before are still on their way to
-    the host. Two steps run one after the other and share the space of their temporaries.
+    """The largest step: every row edited, sampled with truncation, and asked for as many log
+    probabilities as there may be, while those of the step before are still on their way to the
+    host. Two steps run one after the other and share the space of their temporaries.
 
-    Not counted: log probabilities of the whole vocabulary at prompt positions, 4 V bytes each, and
-    arrays that have neither V nor T in their shape.
+    Not counted: log probabilities of the whole vocabulary at prompt positions, 4 V bytes each, the
+    most probable tokens at prompt positions, and arrays that have neither V nor T in their shape.
 
     Args:
       programs: those of `largest_programs`.

@@ -32,6 +32,7 @@ class StepShape:
 
     Attributes:
       dtype, kv_dtype: names of numpy dtypes.
+      all_logprobs: whether requests may ask for log probabilities of the whole vocabulary.
     """
 
     max_num_seqs: int
@@ -41,6 +42,7 @@ class StepShape:
     dtype: str
     kv_dtype: str
     tp: int
+    all_logprobs: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
     rotation and again in the dtype, the output), and the sampler's (raw and edited logits and five
     more arrays of their size, float32, beside the hidden states). Several devices add three float32
     hidden states around the all-reduce. Every array is counted whole where devices share it
-    unevenly. Log probabilities of the whole vocabulary, of the step before, the entries that edit
-    1024 tokens a row, and workspaces come on top: see `jaxllm.execution.step_memory`.
+    unevenly. Log probabilities of the whole vocabulary, of the step before, where they may be asked
+    for, the entries that edit 1024 tokens a row, and workspaces come on top: see
+    `jaxllm.execution.step_memory`.
     """
     item = DTYPE_BYTES[shape.dtype]
     tokens, hidden = shape.max_num_batched_tokens, config.hidden_size
@@ -77,7 +80,8 @@ def activation_bound(config: "ModelConfig", shape: StepShape) -> Activation:
     logits = 4 * shape.max_num_seqs * config.vocab_size
     sampler = (tokens + shape.max_num_seqs) * hidden * item + 7 * logits
     entries = shape.max_num_seqs * EDIT_ENTRIES * EDIT_ENTRY_BYTES
-    num_bytes = max(layer, sampler) + logits + entries + WORKSPACE_BYTES
+    results = logits if shape.all_logprobs else 0
+    num_bytes = max(layer, sampler) + results + entries + WORKSPACE_BYTES
     return Activation(num_bytes, "upper bound by formula", compiled=False)
 
 

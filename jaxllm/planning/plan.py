@@ -21,6 +21,7 @@ from jaxllm.planning.recommend import (
 from jaxllm.planning.roofline import Roofline
 from jaxllm.planning.sizes import Sizes
 from jaxllm.planning.weights import DTYPE_BYTES, KV_DTYPE_BYTES, QUANTIZATIONS
+from jaxllm.sampling_params import allows_all_logprobs
 
 if TYPE_CHECKING:
     from jaxllm.sizing import Limits
@@ -106,6 +107,7 @@ def plan(
     max_num_batched_tokens: int | None = None,
     block_size: int | None = None,
     gpu_memory_utilization: float | None = None,
+    max_logprobs: int = 20,
     mean_context: int | None = None,
     target_itl: float = DEFAULT_TARGET_ITL_S,
     max_step_time: float = DEFAULT_STEP_S,
@@ -125,6 +127,7 @@ def plan(
       dtype: of weights and activations; auto takes the checkpoint's.
       kv_cache_dtype: one of KV_DTYPE_BYTES; auto takes that of the weights.
       quantization: one of QUANTIZATIONS for the weights of the layers, or None.
+      max_logprobs: the engine's; -1, or a whole vocabulary, takes memory of the step.
       mean_context: tokens that a running request holds on average, for max_num_seqs; default:
         2048, or max_model_len if that is less.
       target_itl: seconds between two tokens that decoding should keep, for max_num_seqs.
@@ -143,6 +146,7 @@ def plan(
         block_size=block_size,
         tensor_parallel_size=tensor_parallel_size,
         kv_cache_memory=kv_cache_memory,
+        max_logprobs=max_logprobs,
         gpu_memory_utilization=1.0 if gpu_memory_utilization is None else gpu_memory_utilization,
     )
     for field, number in (
@@ -188,6 +192,7 @@ def plan(
         memory=memory,
         kv_cache_memory=kv_cache_memory,
         max_model_len=max_model_len or limit,
+        all_logprobs=allows_all_logprobs(max_logprobs, config.vocab_size),
     )
     tp = tensor_parallel_size
     roofline = None

@@ -28,6 +28,13 @@ def add_plan_command(
         "--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step, likewise"
     )
     parser.add_argument(
+        "--max-logprobs",
+        type=int,
+        default=20,
+        metavar="N",
+        help="the engine's; -1 allows the whole vocabulary, which takes memory (default: 20)",
+    )
+    parser.add_argument(
         "--mean-context",
         type=parse_length,
         metavar="LEN",
@@ -65,6 +72,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         arguments,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
+        max_logprobs=arguments.max_logprobs,
         mean_context=tokens(arguments.mean_context, "--mean-context"),
         target_itl=arguments.target_itl_ms / 1e3,
         max_step_time=arguments.max_step_ms / 1e3,

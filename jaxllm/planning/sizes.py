@@ -37,6 +37,7 @@ class Sizes:
     Attributes:
       memory: bytes of the device, None where only kv_cache_memory, the pool's bytes, is given.
       max_model_len: the longest request that should run.
+      all_logprobs: whether requests may ask for log probabilities of the whole vocabulary.
     """
 
     config: "ModelConfig"
@@ -47,6 +48,7 @@ class Sizes:
     memory: int | None
     kv_cache_memory: int | None
     max_model_len: int
+    all_logprobs: bool
 
     def weights(self, tp: int) -> int:
         """Parameter bytes."""
@@ -67,8 +69,9 @@ class Sizes:
     def shape(self, tp: int, seqs: int, budget: int) -> StepShape:
         """The largest step of `seqs` requests and `budget` tokens."""
         return StepShape(
-            seqs, budget, self.max_model_len, self.block_size, self.dtype, self.kv_dtype, tp
-        )
+            seqs, budget, self.max_model_len, self.block_size, self.dtype, self.kv_dtype, tp,
+            self.all_logprobs,
+        )  # fmt: skip
 
     def activation(self, tp: int, seqs: int, budget: int) -> Activation:
         """An upper bound of that step's memory."""

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import dataclasses
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ def start(**settings) -> LLM:
 
 @pytest.fixture(scope="module")
 def llm():
-    return start()
+    return start(max_logprobs=-1)
 
 
 def held(llm: LLM, monkeypatch, **options) -> dict[str, int]:
@@ -75,7 +76,8 @@ def test_the_logits_that_a_runner_holds_are_those_that_are_counted(llm, monkeypa
 
 
 def test_the_log_probabilities_of_one_step_before_are_held_too(monkeypatch):
-    found = held(start(async_scheduling=True), monkeypatch, logprobs=-1, **EDITS)
+    llm = start(async_scheduling=True, max_logprobs=-1)
+    found = held(llm, monkeypatch, logprobs=-1, **EDITS)
     counted = HELD_LOGITS | {"logits": 0}
     assert found == {kind: number + 1 for kind, number in counted.items()}
 
@@ -104,6 +106,17 @@ def test_each_phase_adds_what_is_held_to_what_the_program_takes():
     }
     assert step.peak == step.phases["forward"]
     assert step.code == 7
+    # Where nobody may ask for the whole vocabulary, the most probable tokens are all that is held.
+    del programs[ProgramKey("logprobs", 8, 1)]
+    assert step_memory(programs).phases["forward"] == 2 + states + 2000
+
+
+def test_results_of_the_whole_vocabulary_count_where_they_are_allowed(llm):
+    config = llm._engine.runner.config
+    for allowed in (False, True):
+        keys = largest_programs(dataclasses.replace(config, all_logprobs=allowed))
+        wanted = [key.variant for key in keys if key.kind == "logprobs"]
+        assert wanted == ([0, 1] if allowed else [0])
 
 
 def test_the_programs_of_an_engine_say_how_large_the_arrays_are(llm):

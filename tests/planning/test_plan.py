@@ -69,6 +69,17 @@ def test_narrower_numbers_hold_more():
     assert narrow.num_tokens >= 2 * base.num_tokens
 
 
+def test_log_probabilities_of_the_whole_vocabulary_take_memory_where_they_are_allowed():
+    base = planned(gpu="H100", max_logprobs=1000)
+    results = 4 * FIXED["max_num_seqs"] * 128256
+    for limit in (-1, 128256):
+        found = planned(gpu="H100", max_logprobs=limit)
+        assert found.activation_bytes == base.activation_bytes + results
+        assert found.num_tokens < base.num_tokens
+    with pytest.raises(ConfigError, match="max_logprobs=0"):
+        planned(gpu="H100", max_logprobs=0)
+
+
 def test_what_does_not_fit_says_on_how_many_it_would():
     found = planned("llama-3.1-70b", gpu="H100", max_model_len=8192)
     assert not found.fits and found.num_tokens == 0 and found.smallest_tp == 2

@@ -106,6 +106,8 @@ def test_score_and_tokens(client):
         ("x", {"temperature": 3.0}),
         ("x", {"max_tokens": 0}),
         ("x", {"stop_token_ids": [99999]}),
+        ("x", {"logprobs": -1}),
+        ("x", {"prompt_logprobs": -1}),
         ([5] * 600, {}),
         ([300], {}),
     ],

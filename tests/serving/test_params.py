@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from jaxllm.errors import ParameterError
 from serving.http.params import make_params
 from serving.http.protocol import ChatRequest
 from tests.serving.descriptions import description
@@ -10,8 +11,8 @@ from tests.serving.descriptions import description
 MODEL = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "max_new_tokens": 64, "pad_token_id": 3}
 
 
-def params(given, generation_config=MODEL, prompt_len=10, max_tokens=None):
-    engine = msgspec.structs.replace(description(), generation_config=generation_config)
+def params(given, generation_config=MODEL, prompt_len=10, max_tokens=None, **config):
+    engine = msgspec.structs.replace(description(config), generation_config=generation_config)
     request = msgspec.convert({**given, "messages": []}, ChatRequest)
     return make_params(request, engine, prompt_len=prompt_len, max_tokens=max_tokens)
 
@@ -39,3 +40,11 @@ def test_a_model_that_does_not_sample_is_greedy():
 def test_the_most_tokens_of_an_answer(generation_config, prompt_len, asked, expected):
     found = params({}, generation_config, prompt_len, asked)
     assert found.max_tokens == expected
+
+
+def test_the_whole_vocabulary_is_for_engines_that_allow_it():
+    asked = {"prompt_logprobs": -1}
+    with pytest.raises(ParameterError, match=r"prompt_logprobs=-1: .*at most 5 "):
+        params(asked, max_logprobs=5)
+    for limit in (-1, 10):
+        assert params(asked, max_logprobs=limit).prompt_logprobs == -1
