@@ -20,12 +20,14 @@ from pallas_kernels.paged_attention.pool import allocate_pool
 @dataclasses.dataclass(slots=True)
 class DeviceLogprobs:
     """Log probabilities on their way to the host: as token_logprobs gives them, or with the whole
-    vocabulary in place of values and ids."""
+    vocabulary in place of values and ids; of `count` rows, and padding."""
 
     arrays: tuple[jax.Array, ...]
+    count: int
 
-    def rows(self, count: int) -> LogprobRows:
-        logprobs, ranks, top, *ids = (np.asarray(array)[:count] for array in self.arrays)
+    def rows(self) -> LogprobRows:
+        """Waits for them."""
+        logprobs, ranks, top, *ids = (np.asarray(array)[: self.count] for array in self.arrays)
         return LogprobRows(logprobs, ranks, top, ids[0] if ids else None)
 
 
@@ -34,23 +36,24 @@ class DeviceStep:
     """A dispatched step: its results are on their way to the host.
 
     Attributes:
-      prompt_logprobs: (index of the plan's request, device arrays, number of positions).
+      prompt_logprobs: with the index of the plan's request, a group of positions each.
     """
 
     token_ids: jax.Array | None
     num_sampled: int
     logprobs: DeviceLogprobs | None
-    prompt_logprobs: list[tuple[int, DeviceLogprobs, int]]
+    prompt_logprobs: list[tuple[int, DeviceLogprobs | LogprobRows]]
 
     def result(self) -> StepResult:
         token_ids = np.zeros(0, np.int32)
         if self.token_ids is not None:
             token_ids = np.asarray(self.token_ids)[: self.num_sampled]
-        logprobs = None if self.logprobs is None else self.logprobs.rows(self.num_sampled)
+        logprobs = None if self.logprobs is None else self.logprobs.rows()
         parts: dict[int, list[LogprobRows]] = {}
-        for index, arrays, count in self.prompt_logprobs:
-            parts.setdefault(index, []).append(arrays.rows(count))
-        joined = {index: _concatenate(rows) for index, rows in parts.items()}
+        for index, part in self.prompt_logprobs:
+            rows = part.rows() if isinstance(part, DeviceLogprobs) else part
+            parts.setdefault(index, []).append(rows)
+        joined = {index: _concatenate(groups) for index, groups in parts.items()}
         return StepResult(token_ids, logprobs, joined)
 
 
@@ -144,8 +147,9 @@ class Runner:
         edited = any(edit is not None for edit in edits)
         plain = need == GREEDY and not wanted and not edited
         num_rows = self.programs.row_bucket(num_sampled, greedy_only=plain)
-        raw = self._run("logits", num_rows, 0, self._head_params, hidden)
-        logits = raw
+        logits = self._run("logits", num_rows, 0, self._head_params, hidden)
+        # Edits make new arrays; what nobody asks for should not stay beside them.
+        raw = logits if wanted and not self.config.processed_logprobs else None
         if edited:
             vocab_size = self.model.config.vocab_size
             packed = pack_edits(edits, num_rows, self.config.max_model_len, vocab_size)
@@ -160,14 +164,15 @@ class Runner:
         token_ids.copy_to_host_async()
         if not wanted:
             return token_ids, None
-        source = logits if self.config.processed_logprobs else raw
+        if raw is not None:
+            logits = raw
         variant = self.programs.logprob_variant(wanted)
-        arrays = self._run("logprobs", num_rows, variant, source, token_ids, floors, sampling)
-        return token_ids, DeviceLogprobs(arrays)
+        arrays = self._run("logprobs", num_rows, variant, logits, token_ids, floors, sampling)
+        return token_ids, DeviceLogprobs(arrays, num_sampled)
 
     def _prompt_logprobs(
         self, plan: StepPlan, num_tokens: int, hidden: jax.Array, sampling: jax.Array
-    ) -> list[tuple[int, DeviceLogprobs, int]]:
+    ) -> list[tuple[int, DeviceLogprobs | LogprobRows]]:
         """Log probabilities of the prompt tokens that follow this step's tokens, raw, a group of
         max_num_seqs positions at a time."""
         results = []
@@ -180,21 +185,37 @@ class Runner:
                 variant = self.programs.logprob_variant([wanted])
                 end = min(start + count, request.num_prompt_tokens - 1)
                 for first in range(start, end, group):
-                    positions = np.arange(first, min(first + group, end))
-                    rows = np.zeros(group, np.int32)
-                    rows[: len(positions)] = offset + positions - start
-                    targets = np.zeros(group, np.int32)
-                    targets[: len(positions)] = request.token_ids[first + 1 : positions[-1] + 2]
-                    taken = self._run("rows", num_tokens, 0, hidden, self._put(rows))
-                    logits = self._run("logits", group, 0, self._head_params, taken)
-                    everything = jnp.full(group, -jnp.inf, device=self.programs.replicated)
-                    arrays = self._run(
-                        "logprobs", group, variant, logits, self._put(targets),
-                        everything, sampling,
-                    )  # fmt: skip
-                    results.append((index, DeviceLogprobs(arrays), len(positions)))
+                    last = min(first + group, end)
+                    states = self._rows_of(hidden, num_tokens, offset + first - start, last - first)
+                    targets = request.token_ids[first + 1 : last + 1]
+                    results.append((index, self._scores(states, targets, variant, sampling)))
             offset += count
         return results
+
+    def _rows_of(self, hidden: jax.Array, num_tokens: int, first: int, count: int) -> jax.Array:
+        """Rows first to first + count of the hidden states of a step, padded to max_num_seqs."""
+        rows = np.zeros(self.config.max_num_seqs, np.int32)
+        rows[:count] = np.arange(first, first + count)
+        return self._run("rows", num_tokens, 0, hidden, self._put(rows))
+
+    def _scores(
+        self, hidden: jax.Array, token_ids: list[int], variant: int, sampling: jax.Array
+    ) -> DeviceLogprobs | LogprobRows:
+        """Log probabilities of tokens after hidden states [S, hidden].
+
+        Those of the whole vocabulary are on the host when this returns: a device may have no room
+        for all positions of a prompt.
+        """
+        group = self.config.max_num_seqs
+        targets = np.zeros(group, np.int32)
+        targets[: len(token_ids)] = token_ids
+        logits = self._run("logits", group, 0, self._head_params, hidden)
+        everything = jnp.full(group, -jnp.inf, device=self.programs.replicated)
+        arrays = self._run(
+            "logprobs", group, variant, logits, self._put(targets), everything, sampling
+        )
+        found = DeviceLogprobs(arrays, len(token_ids))
+        return found.rows() if variant else found
 
     def _run(self, kind: str, size: int, variant: int, *arguments: Any) -> Any:
         return self.programs[ProgramKey(kind, size, variant)](*arguments)

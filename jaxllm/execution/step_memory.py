@@ -11,9 +11,8 @@ from jaxllm.execution.logit_edits import entry_buckets
 from jaxllm.execution.programs import ProgramKey, RunnerConfig
 
 # Arrays of logits [S, V] that a `Runner` holds while it runs a program, beside what that returns:
-# the raw ones, which log probabilities may need later, and the masked or edited ones. The logits
-# program meets those of the positions before, where a prompt's log probabilities are asked for.
-HELD_LOGITS = {"logits": 1, "mask": 1, "edit": 2, "sample": 2, "logprobs": 2}
+# the raw ones, which log probabilities may need later, and the masked or edited ones.
+HELD_LOGITS = {"logits": 0, "mask": 1, "edit": 2, "sample": 2, "logprobs": 1}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,8 +80,9 @@ def step_memory(programs: Mapping[ProgramKey, ProgramMemory]) -> StepMemory:
     probabilities as there may be, while those of the step before are still on their way to the
     host. Two steps run one after the other and share the space of their temporaries.
 
-    Not counted: log probabilities of the whole vocabulary at prompt positions, 4 V bytes each, the
-    most probable tokens at prompt positions, and arrays that have neither V nor T in their shape.
+    A prompt's log probabilities of the whole vocabulary are on the device for one group of S
+    positions at a time, before the step samples. Not counted: the most probable tokens at prompt
+    positions, and arrays that have neither V nor T in their shape.
 
     Args:
       programs: those of `largest_programs`.

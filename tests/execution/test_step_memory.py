@@ -52,9 +52,9 @@ def held(llm: LLM, monkeypatch, **options) -> dict[str, int]:
 
     rows = DeviceLogprobs.rows
 
-    def copied_rows(self, count):
+    def copied_rows(self):
         # On a CPU the host reads the device's own memory, which it keeps for as long.
-        return copy.deepcopy(rows(self, count))
+        return copy.deepcopy(rows(self))
 
     options = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 5, "ignore_eos": True} | options
     with monkeypatch.context() as patch:
@@ -70,16 +70,23 @@ EDITS = {"logit_bias": {7: 1.0}, "allowed_token_ids": list(range(60))}
 def test_the_logits_that_a_runner_holds_are_those_that_are_counted(llm, monkeypatch):
     sampled = held(llm, monkeypatch, logprobs=3, **EDITS)
     prompts = held(llm, monkeypatch, prompt_logprobs=3)
-    assert sampled == {"logits": 0, "mask": 1, "edit": 2, "sample": 2, "logprobs": 2}
-    del prompts["rows"]
-    assert {k: max(sampled[k], prompts.get(k, 0)) for k in sampled} == HELD_LOGITS
+    assert sampled == HELD_LOGITS
+    assert prompts == {"rows": 0, "logits": 0, "logprobs": 1, "sample": 1}
+    # Five groups of two positions, and one of one.
+    assert held(llm, monkeypatch, prompt_logprobs=-1) == prompts
+
+
+def test_raw_logits_go_where_no_log_probabilities_of_them_are_asked_for(llm, monkeypatch):
+    counted = {"logits": 0, "mask": 1, "edit": 1, "sample": 1}
+    assert held(llm, monkeypatch, **EDITS) == counted
+    processed = start(logprobs_mode="processed_logprobs")
+    assert held(processed, monkeypatch, logprobs=3, **EDITS) == counted | {"logprobs": 1}
 
 
 def test_the_log_probabilities_of_one_step_before_are_held_too(monkeypatch):
     llm = start(async_scheduling=True, max_logprobs=-1)
     found = held(llm, monkeypatch, logprobs=-1, **EDITS)
-    counted = HELD_LOGITS | {"logits": 0}
-    assert found == {kind: number + 1 for kind, number in counted.items()}
+    assert found == {kind: number + 1 for kind, number in HELD_LOGITS.items()}
 
 
 def test_each_phase_adds_what_is_held_to_what_the_program_takes():
@@ -98,11 +105,11 @@ def test_each_phase_adds_what_is_held_to_what_the_program_takes():
     held = results + states
     assert step.phases == {
         "forward": held + 2000,
-        "logits": held + 2 * logits + 10,
+        "logits": held + logits + 10,
         "mask": held + 2 * logits + words + 20,
         "edit": held + 3 * logits + packed + 30,
         "sample": held + 2 * logits + packed + 1 + 40,
-        "logprobs": held + 2 * logits + packed + results + 60,
+        "logprobs": held + logits + packed + results + 60,
     }
     assert step.peak == step.phases["forward"]
     assert step.code == 7
