@@ -3,9 +3,9 @@
 XLA's CPU products of bf16 weights run far below memory speed at few rows and below its own f32 ones
 at many, most of all without AVX-512 (measured in docs/cpu_kernels.md). The kernel reads bf16, f16
 or f32 weights as they are and sums in f32. Each of its results is one dot product added up in a
-fixed order, so a row's bits do not depend on how many rows come with it. Rows of zeros at the end of x,
-the padding of a batch, cost nothing: their results are zeros, beside finite weights what a product
-would give.
+fixed order, so a row's bits do not depend on how many rows come with it. Rows of zeros at the end
+of x, the padding of a batch, cost nothing: their results are zeros, which is what a product would
+give beside finite weights.
 """
 
 import jax
