@@ -135,18 +135,18 @@ def test_files_that_vanish_are_no_trouble(tmp_path, monkeypatch):
 
 
 def test_the_cache_of_jax_is_cut_unless_jax_does_it(tmp_path):
-    for age, name in [(10, "new"), (100, "middle"), (1000, "old")]:
+    for age, name in [(10, "new"), (10**5, "middle"), (10**6, "old")]:
         put(tmp_path, f"jit_f-{name}-cache", age=age)
-    put(tmp_path, "other", age=2000)
+    put(tmp_path, "other", age=2 * 10**6)
     jax.config.update("jax_compilation_cache_max_size", 150)
     try:
-        cut_persistent_cache(tmp_path, 1, keep_seconds=50)
+        cut_persistent_cache(tmp_path, 1, keep_seconds=50_000)
     finally:
         jax.config.update("jax_compilation_cache_max_size", -1)
     assert len(names(tmp_path)) == 4
-    cut_persistent_cache(tmp_path, 250, keep_seconds=50)
+    cut_persistent_cache(tmp_path, 250, keep_seconds=50_000)
     assert names(tmp_path) == {"jit_f-new-cache", "jit_f-middle-cache", "other"}
-    cut_persistent_cache(tmp_path, 1, keep_seconds=50)
+    cut_persistent_cache(tmp_path, 1, keep_seconds=50_000)
     assert names(tmp_path) == {"jit_f-new-cache", "other"}
 
 
