@@ -143,12 +143,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not (_is_int(value) and value >= low):
                 raise ConfigError(f"{name}={value!r}: an integer of at least {low}")
-        if not _is_int(self.max_logprobs) or not (
-            self.max_logprobs >= 1 or self.max_logprobs == -1
-        ):
-            raise ConfigError(
-                f"max_logprobs={self.max_logprobs!r}: an integer of at least 1, or -1"
-            )
+        limit = self.max_logprobs
+        if not (_is_int(limit) and (limit >= 1 or limit == -1)):
+            raise ConfigError(f"max_logprobs={limit!r}: an integer of at least 1, or -1")
         if isinstance(self.max_model_len, int) and self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len={self.max_model_len}: at least 2, for a prompt token and a new one"

@@ -96,15 +96,8 @@ class BatchLayout:
     def split(self, packed: Any) -> BatchFields:
         """Views (numpy) or slices (traced) of the batch part of a packed buffer [size]."""
         tokens, requests = self.num_tokens, self.num_requests
-        sizes = (
-            tokens,
-            tokens,
-            tokens,
-            tokens,
-            requests + 1,
-            requests,
-            requests * self.table_width,
-        )
+        per_token = (tokens,) * 4
+        sizes = (*per_token, requests + 1, requests, requests * self.table_width)
         fields = []
         offset = self.sampling_size
         for size in sizes:
@@ -185,14 +178,11 @@ class BatchPacker:
         sampled_slots = slots[samples]
         sampling = split_sampling(packed[: layout.sampling_size], self.max_num_seqs)
         last_tokens = ends[samples] - 1
+        kept = np.arange(total) if keep_all else last_tokens
         fields.kept[:] = layout.num_tokens
+        fields.kept[: len(kept)] = kept
         sampling.rows[:] = layout.num_tokens
-        if keep_all:
-            fields.kept[:total] = np.arange(total)
-            sampling.rows[:num_sampled] = last_tokens
-        else:
-            fields.kept[:num_sampled] = last_tokens
-            sampling.rows[:num_sampled] = np.arange(num_sampled)
+        sampling.rows[:num_sampled] = last_tokens if keep_all else np.arange(num_sampled)
         sampling.slots[:] = self.max_num_seqs
         sampling.slots[:num_sampled] = sampled_slots
         need = int(self._needs[sampled_slots].max(initial=GREEDY))
